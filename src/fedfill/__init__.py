@@ -1,0 +1,38 @@
+"""fedfill: federated learning when clients' data differ, with the gaps filled by synthetic data.
+
+The words of the command line and of Python are the same::
+
+    import fedfill
+
+    result = fedfill.run("feddpms", data="digits", partition="dirichlet:0.5", clients=10, rounds=20, seed=0)
+    print(result.summary["accuracy"])
+"""
+
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+__all__ = ["Experiment", "FedfillError", "Result", "__version__", "compare", "resume", "run"]
+
+_HOME = {
+    "Experiment": "fedfill.experiment",
+    "FedfillError": "fedfill.errors",
+    "Result": "fedfill.experiment",
+    "compare": "fedfill.compare",
+    "resume": "fedfill.experiment",
+    "run": "fedfill.experiment",
+}
+
+if TYPE_CHECKING:
+    from fedfill.compare import compare
+    from fedfill.errors import FedfillError
+    from fedfill.experiment import Experiment, Result, resume, run
+
+
+def __getattr__(name: str) -> Any:
+    """Import what is asked for, so that ``import fedfill`` itself costs nothing."""
+    if name not in _HOME:
+        raise AttributeError(f"module 'fedfill' has no attribute '{name}'")
+    import importlib
+
+    return getattr(importlib.import_module(_HOME[name]), name)

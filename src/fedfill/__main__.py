@@ -1,0 +1,5 @@
+"""``python -m fedfill``."""
+
+from fedfill.cli import main
+
+main()

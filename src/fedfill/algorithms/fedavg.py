@@ -1,0 +1,59 @@
+"""FedAvg: McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data", AISTATS 2017."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from fedfill.algorithms.base import Algorithm
+from fedfill.engines.contract import Client, Message, Server, client_handler
+from fedfill.privacy.ledger import unbounded
+from fedfill.training.aggregation import weighted_mean
+from fedfill.tree import Weights
+
+
+@dataclass(frozen=True)
+class Model(Message):
+    """Server to client: the global model."""
+
+    weights: Weights
+
+
+@dataclass(frozen=True)
+class Update(Message):
+    """Client to server: the trained model and the number of samples behind it."""
+
+    declared: ClassVar = {
+        "weights": unbounded("model update, sent as it is"),
+        "samples": unbounded("number of samples, sent as it is"),
+    }
+
+    weights: Weights
+    samples: int
+
+
+class FedAvg(Algorithm):
+    """The weighted average of models that clients trained on their own data (algorithm 1)."""
+
+    name = "fedavg"
+
+    weighting: Literal["samples", "uniform"] = "samples"
+    """Weights of the average: each client's number of samples, or all equal."""
+
+    def round(self, server: Server, t: int) -> None:
+        """Select a cohort, train on each client, average."""
+        cohort = server.select(t)
+        replies: dict[int, Update] = server.call(cohort, self.train, Model(server.state.weights))
+        server.state.weights = self.average(replies)
+
+    @client_handler
+    async def train(self, client: Client, message: Model) -> Update:
+        """ClientUpdate: local epochs from the global model."""
+        fitted = await client.fit(message.weights, self.loss, self.training(client.round))
+        return Update(fitted.weights, len(client.data))
+
+    def average(self, replies: dict[int, Update]) -> Weights:
+        """The average of the replies' weights, in client order."""
+        return weighted_mean(
+            (reply.weights, reply.samples if self.weighting == "samples" else 1) for reply in replies.values()
+        )

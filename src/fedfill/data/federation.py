@@ -1,0 +1,231 @@
+"""Federations: a data set divided among clients, each with its own test split, and one test set that nobody trains on."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedfill.data import partitions, sources
+from fedfill.data.partitions import Indices, Partitioner, hold_out
+from fedfill.data.samples import Samples
+from fedfill.data.sources import Source
+from fedfill.errors import FedfillError
+from fedfill.streams import numpy_stream
+
+
+@dataclass(frozen=True)
+class ClientData:
+    """What one client holds.
+
+    Attributes:
+        train: The samples that it trains on, at least one.
+        test: Its own test split; may be empty.
+    """
+
+    train: Samples
+    test: Samples
+
+
+@dataclass(frozen=True)
+class Federation:
+    """All clients' data and the global test set. The tensors must never be written to.
+
+    Attributes:
+        name: The data set's name.
+        clients: What each client holds.
+        test: The global test set; nothing may be chosen by it.
+        class_names: The classes' names in the order of their indices.
+        notes: Sentences for people: where the test set comes from, how the data were divided.
+        fingerprint: SHA-256 over every sample and who holds it.
+    """
+
+    name: str
+    clients: tuple[ClientData, ...]
+    test: Samples
+    class_names: tuple[str, ...]
+    notes: tuple[str, ...]
+    fingerprint: str
+
+    @property
+    def classes(self) -> int:
+        """How many classes there are."""
+        return len(self.class_names)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of one sample's inputs."""
+        return tuple(self.test.inputs.shape[1:])
+
+    @property
+    def counts(self) -> list[list[int]]:
+        """For each client, how many training samples of each class it holds."""
+        return [client.train.counts(self.classes) for client in self.clients]
+
+
+def federate(
+    data: Any,
+    *,
+    data_dir: Path | str | None = None,
+    fraction: float = 1.0,
+    partition: str | Partitioner | None = None,
+    clients: int | None = None,
+    seed: int,
+    client_test: float = 0.1,
+) -> Federation:
+    """Load a data set and divide it among clients.
+
+    A list of data sets is a partition of its own: each client gets one, `partition` isn't looked at, each client's own test
+    split is its data set's test set (where that has none, a fixed stratified fifth) and `client_test` isn't used; the
+    global test set is all of these together.
+
+    Args:
+        data: A name (see `sources.load`), a Python form (see `sources.from_python`) or a list of forms, one per client.
+        data_dir: Where data sets lie, for a name.
+        fraction: The share of the training set to use, stratified by class, above 0 and up to 1. The test set stays whole.
+        partition: A spec such as ``"dirichlet:0.5"``, or a `flwr_datasets` partitioner.
+        clients: How many clients; for a list or a partitioner None, or the number that it has.
+        seed: The experiment's seed.
+        client_test: The share of each client's samples, stratified by class, that becomes its own test split, 0..0.5.
+
+    Returns:
+        The federation.
+
+    Raises:
+        FedfillError: Where the data can't be read, or a setting is out of range or doesn't fit the data.
+    """
+    if not 0 < fraction <= 1:
+        raise FedfillError(f"data_fraction: found {fraction}, but a number above 0 and up to 1 is needed")
+    if not 0 <= client_test <= 0.5:
+        raise FedfillError(f"client_test: found {client_test}, but a share from 0 to 0.5 is needed")
+    source = sources.load(data, data_dir) if isinstance(data, str) else sources.from_python(data)
+    if isinstance(source, list):
+        return _given(source, fraction, clients, seed)
+    train = _part(source.train, fraction, numpy_stream(seed, "fraction"))
+    parts, how = _divide(partition, train.labels.numpy(), clients, seed)
+    members = []
+    for index, part in enumerate(parts):
+        kept, held = hold_out(train.labels.numpy()[part], client_test, numpy_stream(seed, "client-test", index))
+        members.append(ClientData(_take(train, part[kept]), _take(train, part[held])))
+    notes = [source.note, how]
+    if fraction < 1:
+        notes.append(
+            f"Data fraction {fraction:g}: {len(train):,} of {len(source.train):,} training samples, stratified by class."
+        )
+    if len(left := train.labels) > sum(map(len, parts)):
+        notes.append(
+            f"The partitioner left out {len(left) - sum(map(len, parts)):,} of {len(left):,} training samples."
+        )
+    if client_test:
+        without = sum(not len(member.test) for member in members)
+        notes.append(
+            f"Each client keeps {client_test:.0%} of its samples as its own test split, stratified by class"
+            + (f"; too few for one: {without:,} of {len(members):,} clients." if without else ".")
+        )
+    return _federation(source.name, members, source.test, source.class_names, notes)
+
+
+def class_table(federation: Federation) -> tuple[list[str], list[list[int]]]:
+    """Who holds what, as a table to print.
+
+    Args:
+        federation: The federation.
+
+    Returns:
+        The header (client, samples, every class, own test) and one row of numbers per client; samples and classes count
+        training samples.
+    """
+    header = ["client", "samples", *federation.class_names, "own test"]
+    rows = [
+        [index, len(client.train), *counts, len(client.test)]
+        for index, (client, counts) in enumerate(zip(federation.clients, federation.counts, strict=True))
+    ]
+    return header, rows
+
+
+def _given(given: list[Source], fraction: float, clients: int | None, seed: int) -> Federation:
+    """The federation of data sets that are given for each client."""
+    if clients is not None and clients != len(given):
+        raise FedfillError(f"clients: found {clients}, but the list holds {len(given)} data sets, one per client")
+    class_names = max((source.class_names for source in given), key=len)
+    first = given[0].train.inputs
+    members = []
+    for index, source in enumerate(given):
+        if source.class_names != class_names[: len(source.class_names)]:
+            raise FedfillError(
+                f"data of client {index}: its classes are {', '.join(source.class_names)}, but those of another client are "
+                f"{', '.join(class_names)}; all clients need the same classes in the same order"
+            )
+        inputs = source.train.inputs
+        if inputs.shape[1:] != first.shape[1:] or inputs.dtype != first.dtype:
+            raise FedfillError(
+                f"data of client {index}: its samples have shape {list(inputs.shape[1:])} and type {inputs.dtype}, but client 0's have "
+                f"{list(first.shape[1:])} and {first.dtype}; bring them to one shape and type"
+            )
+        train = _part(source.train, fraction, numpy_stream(seed, "fraction", index))
+        members.append(ClientData(train, source.test))
+    test = Samples(torch.cat([s.test.inputs for s in given]), torch.cat([s.test.labels for s in given]))
+    notes = [
+        *dict.fromkeys(source.note for source in given),
+        "Partition: given with the data, one data set per client; the global test set is all clients' test sets together.",
+    ]
+    if fraction < 1:
+        notes.append(f"Data fraction {fraction:g} of each client's training samples, stratified by class.")
+    name = "+".join(dict.fromkeys(source.name for source in given))
+    return _federation(name, members, test, class_names, notes)
+
+
+def _divide(
+    partition: str | Partitioner | None, labels: Indices, clients: int | None, seed: int
+) -> tuple[list[Indices], str]:
+    """The index arrays, and a sentence on where they come from."""
+    if isinstance(partition, str):
+        if clients is None:
+            raise FedfillError(f"clients: a number is needed to divide the data by '{partition}'")
+        parts = partitions.partition(partition, labels, clients, seed)
+        return parts, f"Partition {partition}: {len(labels):,} training samples divided among {clients:,} clients."
+    if isinstance(partition, Partitioner):
+        parts = partitions.from_partitioner(partition, labels)
+        if clients is not None and clients != len(parts):
+            raise FedfillError(
+                f"clients: found {clients}, but the {type(partition).__name__} makes {len(parts)} partitions"
+            )
+        kind = type(partition).__name__
+        return parts, f"Partition: by the {kind}, into {len(parts):,} clients; its draws come from its own seed."
+    found = "none was given" if partition is None else f"found {type(partition).__name__}"
+    raise FedfillError(
+        f"partition: a spec such as 'dirichlet:0.5' or a flwr_datasets partitioner is needed, but {found}"
+    )
+
+
+def _part(samples: Samples, fraction: float, rng: np.random.Generator) -> Samples:
+    """A stratified part, with at least one sample of each class; of two fractions the smaller is part of the larger."""
+    if fraction == 1:
+        return samples
+    return _take(samples, hold_out(samples.labels.numpy(), 1 - fraction, rng)[0])
+
+
+def _take(samples: Samples, index: Indices) -> Samples:
+    # numpy's gather: torch's wakes its thread pool, which for a client's few samples can cost a thousand times the copy
+    return Samples(torch.from_numpy(samples.inputs.numpy()[index]), torch.from_numpy(samples.labels.numpy()[index]))
+
+
+def _federation(
+    name: str, members: list[ClientData], test: Samples, class_names: tuple[str, ...], notes: list[str]
+) -> Federation:
+    digest = hashlib.sha256("\n".join(class_names).encode())
+    for samples in (test, *(part for member in members for part in (member.train, member.test))):
+        _hash(samples, digest.update)
+    return Federation(name, tuple(members), test, class_names, tuple(notes), digest.hexdigest())
+
+
+def _hash(samples: Samples, update: Callable[[Any], None]) -> None:
+    """Types, shapes and bytes of the samples; the shapes keep neighbours apart."""
+    for tensor in (samples.inputs, samples.labels):
+        update(f"\n{tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        update(tensor.contiguous().numpy().reshape(-1).view(np.uint8))

@@ -1,0 +1,360 @@
+"""Partitions: who holds which sample.
+
+Each partition is a pure function from labels, a number of clients and a seed to one sorted index array per client.
+The same arguments always give the same arrays, and every sample belongs to exactly one client.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedfill.errors import FedfillError, did_you_mean
+from fedfill.streams import numpy_stream
+
+Indices = NDArray[np.int64]
+
+NAMES = {
+    "iid": "clients of equal size, labels at random",
+    "dirichlet:BETA": "label skew: each class is divided by a draw from Dirichlet(BETA); a smaller BETA is more skewed",
+    "classes:C": "label skew: every client holds at most C classes, in C pieces of one class each",
+    "quantity:BETA": "size skew: clients' sizes are a draw from Dirichlet(BETA), labels at random",
+}
+"""The partitions that a spec can name, with one line for people."""
+
+TRIES = 1000
+"""How many draws are made before a partition is given up as out of reach."""
+
+
+@runtime_checkable
+class Partitioner(Protocol):
+    """The part of a `flwr_datasets` partitioner that is used here; a settable `dataset` belongs to it too."""
+
+    @property
+    def num_partitions(self) -> int:
+        """How many partitions it makes."""
+
+    def load_partition(self, partition_id: int) -> Any:
+        """The rows of one partition, as a `datasets.Dataset`."""
+
+
+def iid(labels: NDArray[Any], clients: int, seed: int) -> list[Indices]:
+    """Samples dealt at random; clients' sizes differ by one at most.
+
+    Args:
+        labels: ``[n]`` integers.
+        clients: How many clients, 1..n.
+        seed: The experiment's seed.
+
+    Returns:
+        One sorted int64 index array per client.
+
+    Raises:
+        FedfillError: Where there are fewer samples than clients, or no clients.
+    """
+    labels = _checked(labels, clients)
+    order = numpy_stream(seed, "partition").permutation(len(labels))
+    return [np.sort(part) for part in np.array_split(order, clients)]
+
+
+def dirichlet(labels: NDArray[Any], clients: int, seed: int, beta: float, min_samples: int = 10) -> list[Indices]:
+    """Label skew by Dirichlet draws, with the balance guard that MOON, NIID-Bench and FedDPMS use.
+
+    Class by class, p ~ Dir(beta, ..., beta) over the clients; p is set to 0 for those that already hold n / clients
+    samples or more and scaled back to a sum of 1; the class's shuffled samples are cut at cumsum(p). The whole draw is
+    repeated until each client has `min_samples`.
+
+    Args:
+        labels: ``[n]`` integers; only classes that occur are looped over.
+        clients: How many clients.
+        seed: The experiment's seed.
+        beta: Concentration, above 0: 0.1 is strong skew, 100 nearly none.
+        min_samples: The smallest number of samples that a client may have.
+
+    Returns:
+        One sorted int64 index array per client.
+
+    Raises:
+        FedfillError: Where an argument is out of range or 1,000 draws don't reach `min_samples`.
+    """
+    labels = _checked(labels, clients)
+    _check_beta("dirichlet", beta)
+    _check_room("dirichlet", len(labels), clients, min_samples)
+    rng = numpy_stream(seed, "partition")
+    classes, sizes = np.unique(labels, return_counts=True)
+    for _ in range(TRIES):
+        # only counts are drawn until they are accepted: shuffling 1,000 times would be slow
+        cuts = _guarded_cuts(sizes, clients, beta, rng)
+        if cuts is not None and np.diff(cuts, axis=1, prepend=0).sum(axis=0).min() >= min_samples:
+            pieces = [
+                np.split(rng.permutation(np.flatnonzero(labels == label)), cut[:-1])
+                for label, cut in zip(classes, cuts, strict=True)
+            ]
+            return [np.sort(np.concatenate(parts)) for parts in zip(*pieces, strict=True)]
+    raise FedfillError(
+        f"partition 'dirichlet:{beta:g}': none of {TRIES:,} draws gave each of {clients:,} clients {min_samples} of the "
+        f"{len(labels):,} samples; use a larger beta, fewer clients or more data"
+    )
+
+
+def _guarded_cuts(sizes: Indices, clients: int, beta: float, rng: np.random.Generator) -> Indices | None:
+    """Where each class is cut, ``[classes, clients]`` (the last column is the class's size); None if the guard leaves no client."""
+    fair = sizes.sum() / clients
+    held = np.zeros(clients, np.int64)
+    cuts = np.empty((len(sizes), clients), np.int64)
+    for row, size in enumerate(sizes):
+        for _ in range(100):
+            share = np.where(held < fair, rng.dirichlet(np.full(clients, beta)), 0.0)
+            # a tiny beta puts nearly everything on one client: if that one is full, nothing is left to scale
+            if share.sum() > 0:
+                break
+        else:
+            return None
+        # rounded, not cut off, so that no position among the clients is favoured and a share of 0 gives 0 samples
+        cuts[row] = np.rint(np.cumsum(share / share.sum()) * size)
+        cuts[row, -1] = size
+        held += np.diff(cuts[row], prepend=0)
+    return cuts
+
+
+def classes(labels: NDArray[Any], clients: int, seed: int, count: int) -> list[Indices]:
+    """Label skew by pieces of one class: ``clients * count`` pieces are shuffled and each client gets `count` of them.
+
+    Every class is cut into the same number of pieces, of sizes that differ by one at most. Where the pieces don't divide
+    by the classes, the largest classes get one more (among equals, chance decides); where a class has too few
+    samples for its number, others take the rest. A client may be dealt two pieces of one class, so it holds at most
+    `count` classes. With McMahan et al.'s shards of the sorted data a shard may straddle two classes; here none does.
+
+    Args:
+        labels: ``[n]`` integers.
+        clients: How many clients.
+        seed: The experiment's seed.
+        count: Pieces per client, 1 to the number of classes that occur.
+
+    Returns:
+        One sorted int64 index array per client.
+
+    Raises:
+        FedfillError: Where `count` is out of range, or there are fewer pieces than classes or fewer samples than pieces.
+    """
+    labels = _checked(labels, clients)
+    present, sizes = np.unique(labels, return_counts=True)
+    spec = f"partition 'classes:{count}'"
+    if not 1 <= count <= len(present):
+        raise FedfillError(f"{spec}: a client can hold 1 to {len(present)} of the {len(present)} classes in the data")
+    pieces = clients * count
+    if pieces < len(present):
+        raise FedfillError(
+            f"{spec}: {clients} clients make {pieces} pieces, too few for {len(present)} classes; "
+            f"use at least {math.ceil(len(present) / clients)} classes per client or {math.ceil(len(present) / count)} clients"
+        )
+    if pieces > len(labels):
+        raise FedfillError(
+            f"{spec}: {clients:,} clients need {pieces:,} pieces, but there are only {len(labels):,} samples"
+        )
+    rng = numpy_stream(seed, "partition")
+    cut = [
+        piece
+        for label, number in zip(present, _spread(pieces, sizes, rng), strict=True)
+        for piece in np.array_split(rng.permutation(np.flatnonzero(labels == label)), number)
+    ]
+    dealt = rng.permutation(pieces).reshape(clients, count)
+    return [np.sort(np.concatenate([cut[piece] for piece in hand])) for hand in dealt]
+
+
+def _spread(pieces: int, sizes: Indices, rng: np.random.Generator) -> Indices:
+    """How many pieces each class is cut into: as even as possible, and never more pieces than samples."""
+    given = np.zeros(len(sizes), np.int64)
+    chance = rng.permutation(len(sizes))
+    while left := pieces - int(given.sum()):
+        room = np.flatnonzero(given < sizes)
+        if left < len(room):
+            largest_first = room[np.lexsort((chance[room], -sizes[room]))]
+            given[largest_first[:left]] += 1
+        else:
+            given[room] += np.minimum(left // len(room), (sizes - given)[room])
+    return given
+
+
+def quantity(labels: NDArray[Any], clients: int, seed: int, beta: float, min_samples: int = 10) -> list[Indices]:
+    """Size skew: clients' shares of the data are one draw from Dir(beta, ..., beta), the samples come at random.
+
+    Args:
+        labels: ``[n]`` integers.
+        clients: How many clients.
+        seed: The experiment's seed.
+        beta: Concentration, above 0.
+        min_samples: The smallest number of samples that a client may have.
+
+    Returns:
+        One sorted int64 index array per client.
+
+    Raises:
+        FedfillError: Where an argument is out of range or 1,000 draws don't reach `min_samples`.
+    """
+    labels = _checked(labels, clients)
+    _check_beta("quantity", beta)
+    _check_room("quantity", len(labels), clients, min_samples)
+    rng = numpy_stream(seed, "partition")
+    for _ in range(TRIES):
+        cuts = np.rint(np.cumsum(rng.dirichlet(np.full(clients, beta))) * len(labels)).astype(np.int64)
+        cuts[-1] = len(labels)
+        if np.diff(cuts, prepend=0).min() >= min_samples:
+            return [np.sort(part) for part in np.split(rng.permutation(len(labels)), cuts[:-1])]
+    raise FedfillError(
+        f"partition 'quantity:{beta:g}': none of {TRIES:,} draws gave each of {clients:,} clients {min_samples} of the "
+        f"{len(labels):,} samples; use a larger beta, fewer clients or more data"
+    )
+
+
+def parse(spec: str) -> tuple[str, float | None]:
+    """A spec's name and number, checked as far as that goes without data.
+
+    Args:
+        spec: For example ``"iid"`` or ``"dirichlet:0.5"``.
+
+    Returns:
+        The name, and the number or None for ``iid``.
+
+    Raises:
+        FedfillError: Where the name is unknown, or the number missing, malformed or out of range.
+    """
+    name, colon, text = spec.strip().partition(":")
+    known = {usage.partition(":")[0]: usage for usage in NAMES}
+    if name not in known:
+        raise FedfillError(f"partition: '{spec}' is unknown; {did_you_mean(name, known)}")
+    if name == "iid":
+        if colon:
+            raise FedfillError(f"partition: 'iid' takes no number, but '{spec}' was given")
+        return name, None
+    what, example = (
+        ("a whole number of classes, 1 or more", "classes:2")
+        if name == "classes"
+        else ("a number above 0", f"{name}:0.5")
+    )
+    try:
+        number = float(int(text)) if name == "classes" else float(text)
+    except ValueError:
+        found = f"'{spec}' has '{text}'" if text else f"'{spec}' has none"
+        raise FedfillError(f"partition: '{name}' needs {what}, such as '{example}', but {found}") from None
+    if not (0 < number < math.inf):
+        raise FedfillError(f"partition: '{name}' needs {what}, but '{spec}' has {text}")
+    return name, number
+
+
+def partition(spec: str, labels: NDArray[Any], clients: int, seed: int) -> list[Indices]:
+    """The partition that a spec names; see `NAMES`.
+
+    Args:
+        spec: ``iid``, ``dirichlet:BETA``, ``classes:C`` or ``quantity:BETA``.
+        labels: ``[n]`` integers.
+        clients: How many clients.
+        seed: The experiment's seed.
+
+    Returns:
+        One sorted int64 index array per client.
+
+    Raises:
+        FedfillError: Where the spec is malformed or can't be met with these samples and clients.
+    """
+    name, number = parse(spec)
+    if number is None:
+        return iid(labels, clients, seed)
+    if name == "dirichlet":
+        return dirichlet(labels, clients, seed, number)
+    if name == "classes":
+        return classes(labels, clients, seed, int(number))
+    return quantity(labels, clients, seed, number)
+
+
+def from_partitioner(partitioner: Partitioner, labels: NDArray[Any]) -> list[Indices]:
+    """The index arrays that a `flwr_datasets` partitioner makes of these labels.
+
+    The partitioner sees a data set with two columns: the labels, under the name that it partitions by (``label`` where
+    it has none), and positions. It draws from its own seed, not the experiment's, and may leave samples out.
+    The object itself isn't changed, so that it can be used again.
+
+    Args:
+        partitioner: An object with a settable `dataset`, `load_partition` and `num_partitions`.
+        labels: ``[n]`` integers.
+
+    Returns:
+        One sorted int64 index array per client.
+
+    Raises:
+        FedfillError: Where the partitioner refuses, gives a sample to two clients or gives a client nothing.
+    """
+    import datasets  # type: ignore[import-untyped]
+
+    kind = type(partitioner).__name__
+    labels = _checked(labels, 1)
+    column = getattr(partitioner, "_partition_by", None) or "label"
+    position = "fedfill_position"
+    rows = datasets.Dataset.from_dict({column: labels, position: np.arange(len(labels))})
+    partitioner = copy.deepcopy(partitioner)
+    try:
+        partitioner.dataset = rows  # type: ignore[attr-defined]
+        parts = [
+            np.sort(np.asarray(partitioner.load_partition(client).with_format("numpy")[position][:], np.int64))
+            for client in range(partitioner.num_partitions)
+        ]
+    except Exception as error:  # any user's object may stand here, and its complaint is what helps
+        raise FedfillError(f"partition: the {kind} can't divide these {len(labels):,} samples: {error}") from error
+    for client, part in enumerate(parts):
+        if not len(part):
+            raise FedfillError(f"partition: the {kind} gave client {client} no samples")
+    if not parts or len(np.unique(np.concatenate(parts))) < sum(map(len, parts)):
+        raise FedfillError(
+            f"partition: the {kind} must give each sample to one client at most, and make at least one client"
+        )
+    return parts
+
+
+def hold_out(labels: NDArray[Any], share: float, rng: np.random.Generator) -> tuple[Indices, Indices]:
+    """A stratified split: of each class, this share of the samples is held out, rounded to the nearest, and one always stays.
+
+    Args:
+        labels: ``[n]`` integers.
+        share: The share to hold out, 0..1. With one `rng` state, what a larger share keeps is part of what a smaller one keeps.
+        rng: Where the draws come from.
+
+    Returns:
+        Sorted int64 positions: those that stay, and those held out.
+    """
+    held = []
+    for label in np.unique(labels):
+        members = rng.permutation(np.flatnonzero(labels == label))
+        # half up, with a little slack for shares such as 1 - 0.9 that floats can't hold
+        held.append(members[: min(math.floor(share * len(members) + 0.5 + 1e-9), len(members) - 1)])
+    out = np.sort(np.concatenate(held)) if held else np.empty(0, np.int64)
+    return np.setdiff1d(np.arange(len(labels)), out, assume_unique=True), out
+
+
+def _checked(labels: NDArray[Any], clients: int) -> Indices:
+    labels = np.asarray(labels)
+    if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
+        raise FedfillError(
+            f"labels: found {labels.dtype} of shape {list(labels.shape)}; a partition needs a list of integers"
+        )
+    if clients < 1:
+        raise FedfillError(f"clients: found {clients}, but at least 1 is needed")
+    if clients > len(labels):
+        raise FedfillError(f"clients: found {clients:,}, but there are only {len(labels):,} samples to share out")
+    return labels.astype(np.int64, copy=False)
+
+
+def _check_beta(name: str, beta: float) -> None:
+    if not 0 < beta < math.inf:
+        raise FedfillError(f"partition: '{name}' needs a number above 0, but {beta} was given")
+
+
+def _check_room(name: str, samples: int, clients: int, min_samples: int) -> None:
+    if clients * min_samples > samples:
+        raise FedfillError(
+            f"partition: '{name}' gives every client at least {min_samples} samples, but {samples:,} samples are too few for "
+            f"{clients:,} clients; use at most {samples // min_samples:,}"
+        )

@@ -1,0 +1,70 @@
+"""Samples: inputs with labels, resident in memory, and the one place where bytes become floats."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedfill.tree import Record
+
+
+@dataclass(frozen=True)
+class Samples(Record):
+    """Labelled samples.
+
+    Attributes:
+        inputs: ``[n, channels, height, width]`` uint8 images, or any float tensor with n in front.
+        labels: ``[n]`` int64 class indices.
+    """
+
+    inputs: Tensor
+    labels: Tensor
+
+    def __len__(self) -> int:
+        """How many samples there are."""
+        return len(self.labels)
+
+    def __add__(self, other: Samples | None) -> Samples:
+        """These samples followed by the others'; None adds nothing."""
+        if other is None:
+            return self
+        return Samples(torch.cat([self.inputs, other.inputs]), torch.cat([self.labels, other.labels]))
+
+    def __getitem__(self, index: Tensor | slice) -> Samples:
+        """The samples at these positions."""
+        return Samples(self.inputs[index], self.labels[index])
+
+    def to(self, device: torch.device | str) -> Samples:
+        """The samples on `device`."""
+        return Samples(self.inputs.to(device), self.labels.to(device))
+
+    def counts(self, classes: int) -> list[int]:
+        """How many samples there are of each of `classes` classes."""
+        return torch.bincount(self.labels, minlength=classes).tolist()
+
+
+@dataclass(frozen=True)
+class Batch:
+    """A mini-batch as a loss sees it.
+
+    Attributes:
+        inputs: Normalised, ``[b, ...]`` float32.
+        labels: ``[b]`` int64.
+    """
+
+    inputs: Tensor
+    labels: Tensor
+
+
+def normalise(inputs: Tensor) -> Tensor:
+    """Images as the networks see them: uint8 0..255 becomes float32 -1..1 (FedDPMS's preprocessing); floats pass as they are."""
+    if inputs.dtype != torch.uint8:
+        return inputs
+    return inputs.to(torch.float32).mul_(1 / 127.5).sub_(1.0)
+
+
+def quantise(images: Tensor) -> Tensor:
+    """Decoded images, floats in 0..1, as they are stored: uint8 0..255, rounded to the nearest."""
+    return (images.clamp(0, 1) * 255).round_().to(torch.uint8)

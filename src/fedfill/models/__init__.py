@@ -1,0 +1,1 @@
+"""Networks, their parts, and views of their tensors."""

@@ -1,0 +1,101 @@
+"""Layers whose random draws come from a named stream in place of torch's global generator."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from fedfill.errors import FedfillError
+
+
+class Dropout(nn.Module):
+    """Dropout with draws from `generator`: worker threads share the global one, so results would depend on their number.
+
+    Args:
+        p: Probability of dropping, in [0, 1).
+        channels: Drop whole channels (the second dimension) in place of single elements.
+    """
+
+    def __init__(self, p: float = 0.5, *, channels: bool = False) -> None:
+        super().__init__()
+        self.p = p
+        self.channels = channels
+        self.generator: torch.Generator | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Zero elements with probability `p` and scale the rest by 1 / (1 - p), in training mode only."""
+        if not self.training or self.p == 0:
+            return x
+        keep = 1 - self.p
+        mask = (
+            torch.empty(x.shape[:2] + (1,) * (x.dim() - 2), device=x.device) if self.channels else torch.empty_like(x)
+        )
+        return x * mask.bernoulli_(keep, generator=self.generator).div_(keep)
+
+    def extra_repr(self) -> str:
+        """Shown in the module's printed form."""
+        return f"p={self.p}, channels={self.channels}"
+
+
+class Gaussian(nn.Module):
+    """The reparameterised draw z = mu + exp(logvar / 2) * eps of a VAE (Kingma and Welling 2014), eps from `generator`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.generator: torch.Generator | None = None
+
+    def forward(self, mu: Tensor, logvar: Tensor) -> Tensor:
+        """A draw for each row.
+
+        Args:
+            mu: Means, ``[b, l]``.
+            logvar: Logarithms of the variances, ``[b, l]``.
+
+        Returns:
+            Codes, ``[b, l]``.
+        """
+        eps = torch.empty_like(mu).normal_(generator=self.generator)
+        return mu + torch.exp(0.5 * logvar) * eps
+
+
+def with_streams(model: nn.Module) -> nn.Module:
+    """Put `Dropout` in the place of torch's own dropout layers, in place.
+
+    Args:
+        model: Any module.
+
+    Returns:
+        The same module.
+
+    Raises:
+        FedfillError: Where the module draws at random in a way that can't be given a stream.
+    """
+    for name, child in model.named_children():
+        if isinstance(child, nn.Dropout):
+            setattr(model, name, Dropout(child.p))
+        elif isinstance(child, nn.Dropout1d | nn.Dropout2d | nn.Dropout3d):
+            setattr(model, name, Dropout(child.p, channels=True))
+        elif isinstance(child, nn.AlphaDropout | nn.FeatureAlphaDropout | nn.RReLU):
+            raise FedfillError(
+                f"model: the layer '{name}' is a {type(child).__name__}, which draws from torch's global generator; "
+                "allowed: Dropout, Dropout1d, Dropout2d, Dropout3d and layers that draw nothing"
+            )
+        else:
+            with_streams(child)
+    return model
+
+
+@contextmanager
+def draws_from(model: nn.Module, generator: torch.Generator) -> Iterator[None]:
+    """Let the random layers of `model` draw from `generator` for a while."""
+    layers = [layer for layer in model.modules() if isinstance(layer, Dropout | Gaussian)]
+    for layer in layers:
+        layer.generator = generator
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.generator = None

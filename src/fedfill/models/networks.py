@@ -1,0 +1,224 @@
+"""The networks of the FedDPMS paper (supplement, tables 1 and 2), as classifiers and as variational auto-encoders.
+
+Both have the same named parts, so that a baseline and FedDPMS share every tensor that they have in common:
+
+* ``encoder``: convolutional trunk and latent layer (``encoder.mu``; with a decoder also ``encoder.logvar``),
+* ``classifier``: latent code to class scores,
+* ``decoder``: latent code to an image with values in (0, 1); only where an algorithm asks for it.
+
+Widths: ``paper`` follows the tables (convolution, ReLU); ``wide`` the widths of the authors' program (convolution,
+PReLU, batch norm, dropout).
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field
+from torch import Tensor, nn
+
+from fedfill.errors import FedfillError, did_you_mean
+from fedfill.models.layers import Dropout, Gaussian
+
+NAMES = {
+    "auto": "the FedDPMS paper's network for the images' shape: cnn2 for grey images, cnn4 for colour",
+    "cnn2": "two 3x3 convolutions with 2x2 pooling, a latent layer, a linear classifier (supplement, FMNIST column)",
+    "cnn4": "four 3x3 convolutions with 2x2 pooling, a latent layer, a linear classifier (supplement, CIFAR column)",
+}
+
+
+class ModelSettings(BaseModel):
+    """Settings of the built-in networks; ``--set model.NAME=VALUE``."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, protected_namespaces=())
+
+    width: Literal["paper", "wide"] = "paper"
+    """The paper's tables, or the widths that the authors' program uses (PReLU, batch norm, dropout)."""
+    latent: int | None = Field(default=None, ge=1, le=4096)
+    """Size l of the latent layer; none: 32 for grey images of at least 16 pixels, 16 below, 128 for colour."""
+    latent_activation: Literal["sigmoid", "relu", "none"] = "sigmoid"
+    """Activation of the latent layer of every network; the paper puts a sigmoid into all of them."""
+    dropout: float | None = Field(default=None, ge=0, lt=1)
+    """Dropout of the wide networks; none: 0.2 for colour, 0 for grey, as in the authors' program."""
+
+
+class Encoder(nn.Module):
+    """Trunk and latent layer.
+
+    Args:
+        trunk: Maps ``[b, channels, side, side]`` to ``[b, features]``.
+        features: Size of the trunk's output.
+        latent: Size l of the latent layer.
+        activation: Of the latent means.
+    """
+
+    def __init__(self, trunk: nn.Module, features: int, latent: int, activation: str) -> None:
+        super().__init__()
+        self.trunk = trunk
+        self.mu = nn.Linear(features, latent)
+        self.activation: nn.Module = {"sigmoid": nn.Sigmoid, "relu": nn.ReLU, "none": nn.Identity}[activation]()
+        self.logvar: nn.Linear | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Latent means mu(x), ``[b, l]``."""
+        return self.activation(self.mu(self.trunk(x)))  # type: ignore[no-any-return]
+
+    def distribution(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Latent means and logarithms of variances, ``[b, l]`` each."""
+        if self.logvar is None:
+            raise RuntimeError("this encoder has no logvar head")
+        h = self.trunk(x)  # [b, features]
+        return self.activation(self.mu(h)), self.logvar(h)
+
+
+class Classifier(nn.Module):
+    """Encoder and classifier: the network of the baselines.
+
+    Args:
+        encoder: Maps images to latent means.
+        classifier: Maps latent codes ``[b, l]`` to class scores ``[b, classes]``.
+    """
+
+    def __init__(self, encoder: Encoder, classifier: nn.Module) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.classifier = classifier
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Class scores ``[b, classes]`` from the latent means."""
+        return self.classifier(self.encoder(x))  # type: ignore[no-any-return]
+
+
+class VAEClassifier(Classifier):
+    """A classifier on latent codes with a decoder beside it (FedDPMS, section 3.2).
+
+    Args:
+        encoder: With a logvar head.
+        classifier: Maps latent codes to class scores.
+        decoder: Maps latent codes ``[b, l]`` to images in (0, 1), ``[b, channels, side, side]``.
+    """
+
+    def __init__(self, encoder: Encoder, classifier: nn.Module, decoder: nn.Module) -> None:
+        super().__init__(encoder, classifier)
+        self.decoder = decoder
+        self.draw = Gaussian()
+
+    def reconstruct(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Class scores of a drawn code and its reconstruction.
+
+        Args:
+            x: Normalised images, ``[b, channels, side, side]``.
+
+        Returns:
+            Scores ``[b, classes]``, images in (0, 1) of x's shape, means ``[b, l]`` and logvars ``[b, l]``.
+        """
+        mu, logvar = self.encoder.distribution(x)
+        z = self.draw(mu, logvar)  # [b, l]
+        return self.classifier(z), self.decoder(z), mu, logvar
+
+    def sampled_scores(self, x: Tensor) -> Tensor:
+        """Class scores ``[b, classes]`` of a drawn code."""
+        return self.classifier(self.draw(*self.encoder.distribution(x)))  # type: ignore[no-any-return]
+
+
+def _convolution(inputs: int, outputs: int, wide: bool) -> list[nn.Module]:
+    convolution = nn.Conv2d(inputs, outputs, 3, padding=1)
+    return [convolution, nn.PReLU(), nn.BatchNorm2d(outputs)] if wide else [convolution, nn.ReLU()]
+
+
+def _transposed(inputs: int, outputs: int, stride: int, wide: bool) -> list[nn.Module]:
+    layer = nn.ConvTranspose2d(inputs, outputs, 3, stride=stride, padding=1, output_padding=stride - 1)
+    return [layer, nn.PReLU(), nn.BatchNorm2d(outputs)] if wide else [layer, nn.ReLU()]
+
+
+def build(
+    name: str, shape: tuple[int, ...], classes: int, settings: ModelSettings, *, decoder: bool, seed: int
+) -> Classifier:
+    """A built-in network with its initial weights.
+
+    The parts that two variants share are made first and from the same stream, so that they start equal. Convolutions
+    and linear layers start Xavier-uniform with ReLU gain and zero bias: the paper is silent, its authors' program does so.
+
+    Args:
+        name: A name of `NAMES`.
+        shape: (channels, height, width) of one image; the sides are multiples of 4.
+        classes: Number of classes, at least 2.
+        settings: Width, latent size and activation.
+        decoder: Whether the algorithm needs a decoder.
+        seed: Of the initial weights.
+
+    Returns:
+        A `Classifier`, or a `VAEClassifier` where `decoder` is set.
+
+    Raises:
+        FedfillError: Where the name is unknown or the images don't fit the network.
+    """
+    if name not in NAMES:
+        raise FedfillError(f"model: unknown name '{name}'; {did_you_mean(name, NAMES)}")
+    if len(shape) != 3 or shape[1] % 4 or shape[2] % 4 or shape[0] not in (1, 3):
+        raise FedfillError(
+            f"model: '{name}' takes images of 1 or 3 channels with sides that are multiples of 4, found shape {list(shape)}; "
+            "give a torch.nn.Module of your own from Python"
+        )
+    channels, height, width = shape
+    if name == "auto":
+        name = "cnn2" if channels == 1 else "cnn4"
+    wide = settings.width == "wide"
+    small = min(height, width) < 16
+    latent = settings.latent or (128 if channels == 3 else 16 if small else 32)
+    dropout = settings.dropout if settings.dropout is not None else (0.2 if channels == 3 else 0.0)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        if name == "cnn2" and not wide:
+            stages = [[16], [32]]
+        else:
+            stages = [[32, 32], [64]] if name == "cnn2" else [[32, 32], [64, 64]]
+        last = stages[-1][-1]
+        rows, columns = height // 4, width // 4
+        features = last * rows * columns
+
+        trunk: list[nn.Module] = []
+        inputs = channels
+        for stage in stages:
+            for outputs in stage:
+                trunk += _convolution(inputs, outputs, wide)
+                inputs = outputs
+            # a maximum before a ReLU has the same bits as one behind it, on a quarter of the values; PReLU is not monotone
+            trunk.insert(len(trunk) if wide else -1, nn.MaxPool2d(2))
+            if wide and dropout:
+                trunk.append(Dropout(dropout))
+        encoder = Encoder(nn.Sequential(*trunk, nn.Flatten()), features, latent, settings.latent_activation)
+        classifier = nn.Linear(latent, classes)
+        _initialise(encoder)
+        _initialise(classifier)
+        if not decoder:
+            return Classifier(encoder, classifier)
+
+        encoder.logvar = nn.Linear(features, latent)
+        up: list[nn.Module] = [nn.Linear(latent, features)]
+        if not wide:
+            up.append(nn.ReLU())
+        up.append(nn.Unflatten(1, (last, rows, columns)))  # [b, last, side/4, side/4]
+        if name == "cnn2" and not wide:
+            up += _transposed(last, 16, 2, wide)
+            inputs = 16
+        elif name == "cnn2":
+            up += [*_transposed(64, 64, 1, wide), *_transposed(64, 32, 2, wide)]
+            inputs = 32
+        else:
+            up += [*_transposed(64, 64, 1, wide), *_transposed(64, 32, 2, wide), *_transposed(32, 32, 1, wide)]
+            inputs = 32
+        up += [nn.ConvTranspose2d(inputs, channels, 3, stride=2, padding=1, output_padding=1), nn.Sigmoid()]
+        decoding = nn.Sequential(*up)
+        _initialise(encoder.logvar)
+        _initialise(decoding)
+        return VAEClassifier(encoder, classifier, decoding)
+
+
+def _initialise(module: nn.Module) -> None:
+    for layer in module.modules():
+        if isinstance(layer, nn.Conv2d | nn.ConvTranspose2d | nn.Linear):
+            nn.init.xavier_uniform_(layer.weight, nn.init.calculate_gain("relu"))
+            if layer.bias is not None:
+                nn.init.zeros_(layer.bias)

@@ -1,0 +1,1 @@
+"""What is released, and what it costs."""

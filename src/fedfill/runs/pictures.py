@@ -1,0 +1,179 @@
+"""Pictures of data: who holds which classes, and what the samples look like.
+
+Drawn on matplotlib's figures without pyplot, so that nothing global is touched and no display is needed.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from matplotlib.axes import Axes
+from matplotlib.colors import PowerNorm
+from matplotlib.figure import Figure
+
+from fedfill.data.samples import Samples
+from fedfill.errors import FedfillError
+
+INK = "#333333"
+DPI = 150
+
+
+def heat_map(counts: Sequence[Sequence[int]], class_names: Sequence[str], path: Path | str) -> None:
+    """A picture of the class distribution: one row per client, one column per class, darker for more samples.
+
+    The counts stand in the cells, and each client's total to the right, where there is room for them.
+
+    Args:
+        counts: ``[clients][classes]`` numbers of samples.
+        class_names: The classes' names.
+        path: The PNG file to write; replaced in one step where it exists.
+
+    Raises:
+        FedfillError: Where there is no client, or the counts and names don't fit together.
+    """
+    table = np.asarray(counts)
+    if table.ndim != 2 or not len(table) or table.shape[1] != len(class_names):
+        raise FedfillError(f"heat map: counts of shape {list(table.shape)} don't fit {len(class_names)} class names")
+    clients, classes = table.shape
+    numbers = clients <= 40 and classes <= 20
+    digits = len(f"{table.max():,}")
+    # in inches: cells are as wide as their numbers; without numbers the whole is squeezed into one readable page
+    width = classes * max(0.5, 0.1 * digits + 0.2) if numbers else min(14.0, max(5.0, 0.2 * classes))
+    height = 0.34 * clients if numbers else min(9.0, max(3.0, 0.2 * clients))
+    names = [_short(name) for name in class_names]
+    slanted = max(map(len, names)) * 0.085 > width / classes
+    figure, axes = _page(width, height)
+    # a square root keeps a handful of samples apart from none beside a client that holds thousands
+    norm = PowerNorm(0.5, vmin=0, vmax=max(1, int(table.max())))
+    image = axes.imshow(table, cmap="Blues", norm=norm, aspect="auto", interpolation="nearest")
+    axes.set_title(
+        f"{_many(int(table.sum()), 'training sample')}: {_many(clients, 'client')}, {_many(classes, 'class')}",
+        loc="left",
+        color=INK,
+        fontsize=11,
+        pad=22 if numbers else 10,
+    )
+    axes.set_ylabel("client", color=INK)
+    axes.set_xlabel("class", color=INK)
+    every = _step(classes, room=int(width / 0.22)) if slanted else 1
+    axes.set_xticks(
+        range(0, classes, every),
+        names[::every],
+        rotation=45 if slanted else 0,
+        ha="right" if slanted else "center",
+        rotation_mode="anchor",
+        fontsize=8,
+    )
+    shown = range(0, clients, _step(clients, room=max(1, int(height / 0.2))))
+    axes.set_yticks(shown, [f"{client:,}" for client in shown], fontsize=8)
+    if numbers:
+        for (row, column), count in np.ndenumerate(table):
+            colour = "white" if norm(count) > 0.65 else INK if count else "#aaaaaa"
+            axes.text(column, row, f"{count:,}", ha="center", va="center", fontsize=8, color=colour)
+        # white lines between the cells keep the rows apart
+        axes.set_xticks(np.arange(classes + 1) - 0.5, minor=True)
+        axes.set_yticks(np.arange(clients + 1) - 0.5, minor=True)
+        axes.grid(which="minor", color="white", linewidth=1.5)
+        axes.tick_params(which="minor", length=0)
+        # points to the right of the cells, wide enough for the largest total
+        aside = 12 + 5.5 * len(f"{table.sum(axis=1).max():,}")
+        style: dict[str, Any] = {"textcoords": "offset points", "ha": "right", "fontsize": 8, "color": INK}
+        for row, total in enumerate(table.sum(axis=1)):
+            axes.annotate(f"{total:,}", (1, row), (aside, 0), xycoords=("axes fraction", "data"), va="center", **style)
+        axes.annotate("total", (1, 1), (aside, 5), xycoords="axes fraction", va="bottom", **style)
+    else:
+        bar = figure.colorbar(image, cax=axes.inset_axes((1 + 0.2 / width, 0, 0.15 / width, 1)))
+        bar.set_label("samples", color=INK)
+        bar.outline.set_visible(False)
+        bar.ax.tick_params(colors=INK, labelsize=8)
+    _save(figure, Path(path))
+
+
+def image_grid(samples: Samples, class_names: Sequence[str], path: Path | str, per_class: int = 10) -> None:
+    """A picture of samples: one row per class with its name, the first examples of the class side by side.
+
+    Args:
+        samples: Grey or colour uint8 images ``[n, 1 or 3, h, w]``.
+        class_names: The classes' names; a class without samples has an empty row.
+        path: The PNG file to write; replaced in one step where it exists.
+        per_class: The most examples of one class.
+
+    Raises:
+        FedfillError: Where the samples aren't such images or there are none.
+    """
+    inputs = samples.inputs.cpu()
+    if inputs.dtype != torch.uint8 or inputs.ndim != 4 or inputs.shape[1] not in (1, 3) or not len(samples):
+        raise FedfillError(
+            f"image grid: found {len(samples)} inputs of shape {list(inputs.shape[1:])} and type {inputs.dtype}, "
+            "but uint8 images [1 or 3, h, w] are needed"
+        )
+    labels = samples.labels.cpu().numpy()
+    images = inputs.permute(0, 2, 3, 1).numpy()  # [n, h, w, c]
+    rows = [images[np.flatnonzero(labels == index)[:per_class]] for index in range(len(class_names))]
+    height, width = images.shape[1:3]
+    columns = max(map(len, rows))
+    gap = max(1, round(height / 14))
+    canvas = np.full((len(rows) * (height + gap) - gap, columns * (width + gap) - gap, 3), 255, np.uint8)
+    for row, examples in enumerate(rows):
+        for column, example in enumerate(examples):
+            top, left = row * (height + gap), column * (width + gap)
+            canvas[top : top + height, left : left + width] = example  # grey spreads over the three channels
+    cell = 0.5 if len(rows) <= 30 else 0.3  # inches
+    names = [_short(name) for name in class_names]
+    figure, axes = _page(columns * cell * width / height, len(rows) * cell)
+    axes.imshow(canvas, aspect="auto", interpolation="nearest")
+    axes.set_yticks(
+        [row * (height + gap) + (height - 1) / 2 for row in range(len(rows))], names, fontsize=9 if cell == 0.5 else 7
+    )
+    axes.set_xticks([])
+    kind = "grey" if images.shape[3] == 1 else "colour"
+    axes.set_title(f"{width}x{height} {kind}, {_many(len(rows), 'class')}", loc="left", color=INK, fontsize=11, pad=10)
+    _save(figure, Path(path))
+
+
+def _page(width: float, height: float) -> tuple[Figure, Axes]:
+    """A figure whose axes are this many inches; labels lie outside and are included when it is saved."""
+    figure = Figure(figsize=(width, height), dpi=DPI)
+    axes = figure.add_axes((0, 0, 1, 1))
+    axes.tick_params(length=0, colors=INK)
+    for spine in axes.spines.values():
+        spine.set_visible(False)
+    return figure, axes
+
+
+def _many(count: int, noun: str) -> str:
+    """For example ``1 class`` or ``1,797 samples``."""
+    return f"{count:,} {noun}" + ("" if count == 1 else "es" if noun.endswith("s") else "s")
+
+
+def _short(name: str) -> str:
+    """A name that leaves room for the picture."""
+    return name if len(name) <= 18 else name[:17] + "…"
+
+
+def _step(items: int, room: int) -> int:
+    """Every how many items one is labelled, so that no more than `room` labels are drawn: 1, 2, 5, 10, 20, ..."""
+    step = 1
+    while items > step * room:
+        step = step * 5 // 2 if str(step)[0] == "2" else step * 2
+    return step
+
+
+def _save(figure: Figure, path: Path) -> None:
+    """Write the PNG beside its place and move it there, so that nobody ever sees half a picture."""
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            figure.savefig(file, format="png", bbox_inches="tight", pad_inches=0.15)
+        # mkstemp's files are readable by their owner alone
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise

@@ -1,0 +1,144 @@
+"""Variational auto-encoders: the loss, class means of latent codes, and images decoded from codes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fedfill.data.samples import Batch, Samples, normalise, quantise
+from fedfill.errors import FedfillError
+
+Reconstruction = Literal["mse", "mse_sum", "bce_sum"]
+Bound = Literal["sigmoid", "clip", "none"]
+
+_CHUNK = 500
+
+
+def vae_loss(model: nn.Module, batch: Batch, *, weight: float, reconstruction: Reconstruction, kl: str) -> Tensor:
+    """Cross-entropy plus `weight` times divergence and reconstruction loss (FedDPMS, section 3.2).
+
+    Args:
+        model: With ``reconstruct``, see `fedfill.models.networks.VAEClassifier`.
+        batch: Normalised images and labels.
+        weight: The paper's lambda.
+        reconstruction: ``mse`` averages the squared error over pixels, ``mse_sum`` and ``bce_sum`` (binary
+            cross-entropy) sum over pixels; all average over the batch.
+        kl: ``sum`` or ``mean`` over the latent's coordinates.
+
+    Returns:
+        A scalar.
+    """
+    scores, images, mu, logvar = model.reconstruct(batch.inputs)  # type: ignore[operator]
+    target = (batch.inputs + 1) / 2  # back to 0..1, the decoder's range
+    divergence = -0.5 * (1 + logvar - mu.pow(2) - logvar.exp())  # [b, l]
+    divergence = divergence.sum(1).mean() if kl == "sum" else divergence.mean()
+    if reconstruction == "bce_sum":
+        error = functional.binary_cross_entropy(images, target, reduction="sum") / len(target)
+    elif reconstruction == "mse_sum":
+        error = functional.mse_loss(images, target, reduction="sum") / len(target)
+    else:
+        error = functional.mse_loss(images, target)
+    loss: Tensor = functional.cross_entropy(scores, batch.labels) + weight * (divergence + error)
+    return loss
+
+
+@torch.no_grad()
+def latent_size(model: nn.Module, data: Samples) -> int:
+    """The number of coordinates l of the model's latent codes."""
+    return int(model.encoder(normalise(data.inputs[:1])).shape[1])  # type: ignore[operator]
+
+
+@torch.no_grad()
+def class_means(model: nn.Module, data: Samples, classes: Sequence[int], bound: Bound, clip: float) -> Tensor:
+    """Mean latent code of each class, over the real data alone and in evaluation mode.
+
+    Args:
+        model: In evaluation mode: in training mode batch norm would couple the samples, and no sensitivity would hold.
+        data: Images and labels.
+        classes: Classes that `data` holds.
+        bound: ``sigmoid``: the network bounds every coordinate to [0, 1]; ``clip``: each code's l2 norm is clipped to
+            `clip`; ``none``.
+        clip: Norm of ``clip``.
+
+    Returns:
+        ``[len(classes), l]``.
+
+    Raises:
+        FedfillError: Where ``sigmoid`` is asked for and the codes are not in [0, 1].
+    """
+    means = []
+    for label in classes:
+        own = data[data.labels == label]
+        total: Tensor | None = None
+        for start in range(0, len(own), _CHUNK):
+            codes = model.encoder(normalise(own.inputs[start : start + _CHUNK]))  # type: ignore[operator]  # [b, l]
+            if bound == "sigmoid" and (codes.min() < 0 or codes.max() > 1):
+                raise FedfillError(
+                    "latent_bound: found 'sigmoid', and the encoder's codes leave [0, 1]; allowed for this model: clip, none"
+                )
+            if bound == "clip":
+                codes = codes * (clip / codes.norm(dim=1, keepdim=True).clamp_min(1e-12)).clamp_max(1)
+            part = codes.sum(0)
+            total = part if total is None else total + part
+        if total is None:
+            raise ValueError(f"there is no sample of class {label}")
+        means.append(total / len(own))
+    return torch.stack(means)
+
+
+@torch.no_grad()
+def decode(model: nn.Module, codes: Tensor) -> Tensor:
+    """Images of latent codes as they are stored.
+
+    Args:
+        model: With a ``decoder``.
+        codes: ``[n, l]``.
+
+    Returns:
+        uint8 images, ``[n, channels, height, width]``.
+    """
+    return torch.cat([quantise(model.decoder(part)) for part in torch.split(codes, _CHUNK)])  # type: ignore[operator]
+
+
+@torch.no_grad()
+def accepted_codes(
+    model: nn.Module,
+    centre: Tensor,
+    std: float,
+    label: int,
+    *,
+    quota: int,
+    candidates: int,
+    exhaust: bool,
+    generator: torch.Generator,
+) -> tuple[Tensor, int]:
+    """Codes around `centre` whose images the model recognises as `label` (FedDPMS, equations 1 and 2).
+
+    Args:
+        model: Its decoder makes the images, its encoder and classifier judge them.
+        centre: ``[l]``.
+        std: Standard deviation of the Gaussian noise on every coordinate.
+        label: The class that must be recognised.
+        quota: How many codes are wanted.
+        candidates: How many draws at the most.
+        exhaust: Draw all candidates even when the quota is met: their number then tells nothing.
+        generator: Stream of the noise.
+
+    Returns:
+        Accepted codes ``[k, l]``, k <= quota, in the order drawn, and the number of draws.
+    """
+    found: list[Tensor] = []
+    have = drawn = 0
+    while drawn < candidates and (exhaust or have < quota):
+        b = min(_CHUNK, candidates - drawn)
+        noise = torch.empty(b, len(centre), device=centre.device).normal_(generator=generator)
+        codes = centre + std * noise  # [b, l]
+        accepted = codes[model(normalise(decode(model, codes))).argmax(1) == label]
+        found.append(accepted)
+        have += len(accepted)
+        drawn += b
+    return torch.cat([*found, centre.new_empty(0, len(centre))])[:quota], drawn

@@ -1,0 +1,235 @@
+"""Local training: a client's epochs of stochastic gradient descent, on one resident model per worker."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from fedfill.data.samples import Batch, Samples, normalise
+from fedfill.models.layers import draws_from
+from fedfill.tree import Weights
+
+OptimizerName = Literal["adam", "adamw", "sgd"]
+
+
+@dataclass(frozen=True)
+class LocalTraining:
+    """The budget and the optimizer of one local training.
+
+    Attributes:
+        epochs: Passes over the data; ignored where `steps` is given.
+        steps: Number of mini-batches in place of epochs, or None.
+        batch_size: Samples in a mini-batch.
+        optimizer: ``adam``, ``adamw`` or ``sgd``, fresh at each call.
+        learning_rate: Step size.
+        momentum: Of ``sgd``.
+        weight_decay: L2 penalty (decoupled for ``adamw``).
+    """
+
+    epochs: int = 1
+    steps: int | None = None
+    batch_size: int = 64
+    optimizer: OptimizerName = "adam"
+    learning_rate: float = 1e-3
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a loss may know beside model and batch.
+
+    Attributes:
+        received: The weights that this training started from; never changed.
+        generator: The client's stream for draws inside the loss.
+        step: Mini-batches done so far.
+    """
+
+    received: Weights
+    generator: torch.Generator
+    step: int
+
+
+Loss = Callable[[nn.Module, Batch, Context], Tensor]
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A request for local training: what ``client.fit`` hands to the engine.
+
+    Attributes:
+        weights: Start; only these tensors are trained and returned. Tensors of the model that are not among them are
+            filled with NaN, so that a loss can't read another client's leftovers unnoticed.
+        loss: A pure function (model, batch, context) -> scalar.
+        data: Training samples.
+        training: Budget and optimizer.
+        samples_per_epoch: Draw this many samples per epoch, uniformly and without replacement; None: all.
+    """
+
+    weights: Weights
+    loss: Loss
+    data: Samples
+    training: LocalTraining
+    samples_per_epoch: int | None = None
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """The outcome of a local training.
+
+    Attributes:
+        weights: The trained tensors, under the names that were given.
+        steps: Mini-batches done.
+        samples: Samples passed through, repeats counted.
+        loss: Mean of the mini-batch losses; 0 where there was no step.
+    """
+
+    weights: Weights
+    steps: int
+    samples: int
+    loss: float
+
+
+class Interrupted(Exception):
+    """Raised in a worker when the run is being stopped."""
+
+
+class Resident:
+    """One worker's model, into which each client's weights are copied in turn.
+
+    Args:
+        template: Copied once.
+        device: Where it lives.
+        channels_last: Whether images and convolutions use the channels-last layout.
+
+    Attributes:
+        model: The model.
+        tensors: Its parameters and buffers by name.
+        stop: Set from another thread to end a running `fit` at its next mini-batch.
+    """
+
+    def __init__(self, template: nn.Module, device: torch.device, channels_last: bool) -> None:
+        self.layout = torch.channels_last if channels_last else torch.contiguous_format
+        self.model = copy.deepcopy(template).to(device)
+        if channels_last:
+            self.model = self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.tensors: Weights = self.model.state_dict(keep_vars=False)
+        self.stop = False
+
+    def load(self, weights: Weights) -> nn.Module:
+        """Copy `weights` into the model and poison what they leave out with NaN.
+
+        Args:
+            weights: Tensors by name.
+
+        Returns:
+            The resident model, valid until the next `load`.
+
+        Raises:
+            KeyError: Where a name is not the model's.
+        """
+        for name, tensor in weights.items():
+            self.tensors[name].copy_(tensor)
+        if len(weights) < len(self.tensors):
+            for name, tensor in self.tensors.items():
+                if name not in weights and tensor.is_floating_point():
+                    tensor.fill_(float("nan"))
+        return self.model
+
+    def read(self, names: Weights) -> Weights:
+        """Copies of the model's tensors under these names, in the plain layout."""
+        return {name: self.tensors[name].clone(memory_format=torch.contiguous_format) for name in names}
+
+    def inputs(self, data: Samples, index: Tensor | slice) -> Tensor:
+        """The normalised inputs at these positions in the model's layout."""
+        inputs = data.inputs[index]
+        if inputs.dim() == 4:
+            inputs = inputs.contiguous(memory_format=self.layout)
+        return normalise(inputs)
+
+
+def batches(order: Tensor, batch_size: int) -> Iterator[Tensor]:
+    """Consecutive mini-batches of `order`.
+
+    A last batch of a single sample joins the one before it, since batch norm can't train on one sample.
+
+    Args:
+        order: Sample positions, ``[n]``.
+        batch_size: At least 1.
+
+    Yields:
+        Positions, ``[b]``.
+    """
+    n = len(order)
+    start = 0
+    while start < n:
+        stop = min(start + batch_size, n)
+        if batch_size > 1 and n - stop == 1:
+            stop = n
+        yield order[start:stop]
+        start = stop
+
+
+def fit(resident: Resident, request: Fit, generator: torch.Generator) -> Fitted:
+    """Train the resident model as the request says.
+
+    Args:
+        resident: The worker's model.
+        request: What to train from which weights, on what, and how.
+        generator: The stream of this training, on the model's device.
+
+    Returns:
+        New weights and what was done.
+
+    Raises:
+        Interrupted: Where the worker was told to stop.
+    """
+    model = resident.load(request.weights)
+    model.train()
+    training = request.training
+    parameters = [p for name, p in model.named_parameters() if name in request.weights and p.requires_grad]
+    for parameter in model.parameters():
+        parameter.grad = None
+    optimizer = make_optimizer(parameters, training)
+    n = len(request.data)
+    per_epoch = n if request.samples_per_epoch is None else min(request.samples_per_epoch, n)
+    device = request.data.labels.device
+    total = torch.zeros((), device=device)
+    steps = samples = 0
+
+    def schedule() -> Iterator[Tensor]:
+        epoch = 0
+        while n and (training.steps is not None or epoch < training.epochs):
+            order = torch.randperm(n, generator=generator, device=device)[:per_epoch]
+            yield from batches(order, training.batch_size)
+            epoch += 1
+
+    with draws_from(model, generator):
+        for index in schedule():
+            if resident.stop:
+                raise Interrupted
+            if steps == training.steps:
+                break
+            batch = Batch(resident.inputs(request.data, index), request.data.labels[index])
+            optimizer.zero_grad(set_to_none=True)
+            loss = request.loss(model, batch, Context(request.weights, generator, steps))
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            total += loss.detach()
+            steps += 1
+            samples += len(index)
+    return Fitted(resident.read(request.weights), steps, samples, float(total) / max(steps, 1))
+
+
+def make_optimizer(parameters: list[nn.Parameter], training: LocalTraining) -> torch.optim.Optimizer:
+    """A fresh optimizer, in torch's fused form (one pass over the parameters, twice as fast on small networks)."""
+    rate, decay = training.learning_rate, training.weight_decay
+    if training.optimizer == "sgd":
+        return torch.optim.SGD(parameters, rate, momentum=training.momentum, weight_decay=decay, fused=True)
+    kind = torch.optim.Adam if training.optimizer == "adam" else torch.optim.AdamW
+    return kind(parameters, rate, weight_decay=decay, fused=True)

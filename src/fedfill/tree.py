@@ -1,0 +1,239 @@
+"""Trees: what messages and states are made of, and how they are measured, copied, stored and read back.
+
+A tree is None, a bool, int, float or str, a tensor, a list, tuple or dict (string or integer keys) of trees, or a
+`Record`: a frozen dataclass whose fields are trees. Nothing else can be sent or stored, so nothing needs pickle:
+bytes are safetensors with the structure as JSON in its header.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Callable, Iterator
+from typing import Any, ClassVar
+
+import safetensors
+import safetensors.torch
+import torch
+from torch import Tensor
+
+Tree = Any
+Weights = dict[str, Tensor]
+"""Tensors by the names of a model's state dict: parameters and buffers, of the whole model or of some parts."""
+
+
+class Record:
+    """Base of the frozen dataclasses that may travel in a message or lie in a state."""
+
+    _kinds: ClassVar[dict[str, type[Record]]] = {}
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Remember the class by its name, so that only known records are ever read back."""
+        super().__init_subclass__(**options)
+        Record._kinds[_kind(cls)] = cls
+
+
+def _kind(cls: type) -> str:
+    return f"{cls.__module__}.{cls.__qualname__}"
+
+
+def _fields(record: Record) -> dict[str, Tree]:
+    return {field.name: getattr(record, field.name) for field in dataclasses.fields(record)}  # type: ignore[arg-type]
+
+
+def map_tensors(tree: Tree, function: Callable[[Tensor], Tensor]) -> Tree:
+    """The same tree in new containers, with `function` applied to every tensor.
+
+    Args:
+        tree: Any tree.
+        function: Called once for each tensor, in order.
+
+    Returns:
+        A new tree; lists, tuples, dicts and records are rebuilt, numbers and strings shared.
+
+    Raises:
+        TypeError: Where something in the tree can't be sent or stored.
+    """
+    if tree is None or isinstance(tree, bool | int | float | str):
+        return tree
+    if isinstance(tree, Tensor):
+        return function(tree)
+    if isinstance(tree, list | tuple):
+        return type(tree)(map_tensors(item, function) for item in tree)
+    if isinstance(tree, dict):
+        return {key: map_tensors(item, function) for key, item in tree.items()}
+    if isinstance(tree, Record):
+        return type(tree)(**{name: map_tensors(item, function) for name, item in _fields(tree).items()})
+    raise TypeError(
+        f"a {type(tree).__name__} can't be sent or stored; trees hold tensors, numbers, strings, lists, dicts and records"
+    )
+
+
+def leaves(tree: Tree) -> Iterator[Any]:
+    """The tensors, numbers and strings of a tree, in order."""
+    if isinstance(tree, list | tuple):
+        for item in tree:
+            yield from leaves(item)
+    elif isinstance(tree, dict):
+        for item in tree.values():
+            yield from leaves(item)
+    elif isinstance(tree, Record):
+        yield from leaves(_fields(tree))
+    elif tree is not None:
+        yield tree
+
+
+def tensors(tree: Tree) -> Iterator[Tensor]:
+    """The tensors of a tree, in order."""
+    return (leaf for leaf in leaves(tree) if isinstance(leaf, Tensor))
+
+
+def size(tree: Tree) -> int:
+    """Payload in bytes: a tensor's own bytes, 8 for a number, 1 for a bool, UTF-8 for text.
+
+    Names of fields and keys are not counted: both sides know them.
+    """
+    total = 0
+    for leaf in leaves(tree):
+        if isinstance(leaf, Tensor):
+            total += leaf.numel() * leaf.element_size()
+        elif isinstance(leaf, bool):
+            total += 1
+        elif isinstance(leaf, str):
+            total += len(leaf.encode())
+        else:
+            total += 8
+    return total
+
+
+def copy(tree: Tree) -> Tree:
+    """New containers around the same tensors."""
+    return map_tensors(tree, lambda tensor: tensor)
+
+
+def clone(tree: Tree) -> Tree:
+    """New containers around new tensors."""
+    return map_tensors(tree, lambda tensor: tensor.detach().clone())
+
+
+def to(tree: Tree, device: torch.device | str) -> Tree:
+    """The tree with its tensors on `device`."""
+    return map_tensors(tree, lambda tensor: tensor.detach().to(device))
+
+
+def is_finite(tree: Tree) -> bool:
+    """Whether every floating-point number in the tree is finite.
+
+    A tensor is judged by its sum, which is a NaN or an infinity as soon as one of its elements is.
+    """
+    for leaf in leaves(tree):
+        if isinstance(leaf, Tensor):
+            if leaf.is_floating_point() and leaf.numel() and not torch.isfinite(leaf.sum()):
+                return False
+        elif isinstance(leaf, float) and not (float("-inf") < leaf < float("inf")):
+            return False
+    return True
+
+
+class Unchanged:
+    """Notices in-place writes to the tensors of a tree, by torch's own version counters."""
+
+    def __init__(self, tree: Tree) -> None:
+        """Remember the tensors of `tree` and their versions."""
+        self._seen = [(tensor, tensor._version) for tensor in tensors(tree) if not tensor.is_inference()]
+
+    def holds(self) -> bool:
+        """Whether no tensor was written to since."""
+        return all(tensor._version == version for tensor, version in self._seen)
+
+
+def to_bytes(tree: Tree) -> bytes:
+    """Safetensors bytes that hold the tree; see `from_bytes`.
+
+    Args:
+        tree: Any tree.
+
+    Returns:
+        Bytes with the tensors in safetensors' own layout and the structure in its header.
+
+    Raises:
+        TypeError: Where something in the tree can't be sent or stored.
+    """
+    store: dict[str, Tensor] = {}
+
+    def encode(node: Tree) -> Any:
+        if node is None or isinstance(node, bool | int | float | str):
+            return node
+        if isinstance(node, Tensor):
+            name = str(len(store))
+            # a fresh copy: safetensors refuses tensors that share memory
+            store[name] = node.detach().to("cpu", copy=True).contiguous()
+            return {"tensor": name}
+        if isinstance(node, list):
+            return [encode(item) for item in node]
+        if isinstance(node, tuple):
+            return {"tuple": [encode(item) for item in node]}
+        if isinstance(node, dict):
+            for key in node:
+                if not isinstance(key, str | int) or isinstance(key, bool):
+                    raise TypeError(
+                        f"a key of type {type(key).__name__} can't be sent or stored; use strings or integers"
+                    )
+            return {"dict": [[key, encode(item)] for key, item in node.items()]}
+        if isinstance(node, Record):
+            return {"record": _kind(type(node)), "fields": {name: encode(item) for name, item in _fields(node).items()}}
+        raise TypeError(
+            f"a {type(node).__name__} can't be sent or stored; trees hold tensors, numbers, strings, lists, dicts and records"
+        )
+
+    structure = encode(tree)
+    return safetensors.torch.save(store, metadata={"tree": json.dumps(structure)})
+
+
+def from_bytes(data: bytes) -> Tree:
+    """The tree that `to_bytes` wrote.
+
+    Args:
+        data: What `to_bytes` returned.
+
+    Returns:
+        An equal tree, tensors on the CPU.
+
+    Raises:
+        ValueError: Where the bytes are cut short, are not of this form, or name an unknown record.
+    """
+    try:
+        length = int.from_bytes(data[:8], "little")
+        structure = json.loads(json.loads(data[8 : 8 + length])["__metadata__"]["tree"])
+        store = safetensors.torch.load(data)
+        return _decode(structure, store)
+    except (safetensors.SafetensorError, KeyError, UnicodeDecodeError, json.JSONDecodeError, TypeError) as error:
+        raise ValueError(f"these bytes hold no tree: {error}") from error
+
+
+def _decode(node: Any, store: dict[str, Tensor]) -> Tree:
+    if isinstance(node, list):
+        return [_decode(item, store) for item in node]
+    if not isinstance(node, dict):
+        return node
+    if "tensor" in node:
+        return store[node["tensor"]]
+    if "tuple" in node:
+        return tuple(_decode(item, store) for item in node["tuple"])
+    if "dict" in node:
+        return {key: _decode(item, store) for key, item in node["dict"]}
+    kind = node["record"]
+    if kind not in Record._kinds:
+        raise ValueError(f"these bytes hold a record of the unknown kind '{kind}'")
+    return Record._kinds[kind](**{name: _decode(item, store) for name, item in node["fields"].items()})
+
+
+def sha256(weights: Weights) -> str:
+    """SHA-256 over names, types, shapes and bytes of the tensors, in the order of their names."""
+    digest = hashlib.sha256()
+    for name in sorted(weights):
+        tensor = weights[name].detach().cpu().contiguous()
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        digest.update(tensor.numpy().tobytes())
+    return digest.hexdigest()

@@ -1,0 +1,316 @@
+"""Partitions: every sample has one owner, the skew is what its name says, and slips get a sentence."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import datasets
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from fedfill.data.partitions import (
+    NAMES,
+    _guarded_cuts,
+    _spread,
+    classes,
+    dirichlet,
+    from_partitioner,
+    hold_out,
+    iid,
+    parse,
+    partition,
+    quantity,
+)
+from fedfill.errors import FedfillError
+
+LABELS = np.arange(1000) % 10
+SPECS = ["iid", "dirichlet:0.5", "classes:2", "quantity:0.5"]
+
+
+def assert_covers(parts: list[NDArray[np.int64]], samples: int) -> None:
+    """Each index once, each array sorted and of the right type."""
+    for part in parts:
+        assert part.dtype == np.int64
+        assert (np.diff(part) > 0).all()
+    np.testing.assert_array_equal(np.sort(np.concatenate(parts)), np.arange(samples))
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    sizes=st.lists(st.integers(60, 200), min_size=2, max_size=6),
+    clients=st.integers(1, 6),
+    seed=st.integers(0, 2**32),
+    spec=st.sampled_from(["iid", "dirichlet:1", "dirichlet:20", "quantity:2", "classes:2"]),
+    shift=st.integers(0, 5),
+)
+def test_each_sample_has_one_owner(sizes: list[int], clients: int, seed: int, spec: str, shift: int) -> None:
+    # classes need not start at 0 nor follow on each other
+    labels = np.random.default_rng(0).permutation(np.repeat(np.arange(len(sizes)) * 2 + shift, sizes))
+    if spec == "classes:2" and 2 * clients < len(sizes):
+        with pytest.raises(FedfillError, match="too few for"):
+            partition(spec, labels, clients, seed)
+        return
+    parts = partition(spec, labels, clients, seed)
+    assert len(parts) == clients
+    assert_covers(parts, len(labels))
+    if spec != "classes:2":
+        assert min(map(len, parts)) >= 10
+    for again, part in zip(partition(spec, labels, clients, seed), parts, strict=True):
+        np.testing.assert_array_equal(again, part)
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_another_seed_is_another_partition(spec: str) -> None:
+    first, second = partition(spec, LABELS, 10, 0), partition(spec, LABELS, 10, 1)
+    assert any(len(a) != len(b) or (a != b).any() for a, b in zip(first, second, strict=True))
+
+
+def test_iid_sizes_differ_by_one_at_most() -> None:
+    assert sorted(map(len, iid(LABELS[:103], 10, 0))) == [10] * 7 + [11] * 3
+
+
+def test_iid_mixes_the_labels() -> None:
+    sorted_labels = np.repeat(np.arange(10), 100)
+    for part in iid(sorted_labels, 5, 0):
+        assert np.bincount(sorted_labels[part], minlength=10).min() >= 8
+
+
+@settings(max_examples=30, deadline=None)
+@given(beta=st.floats(0.2, 5), clients=st.integers(2, 8), seed=st.integers(0, 1000), least=st.integers(0, 20))
+def test_dirichlet_ends_and_the_smallest_client_holds_enough(beta: float, clients: int, seed: int, least: int) -> None:
+    try:
+        parts = dirichlet(LABELS, clients, seed, beta, min_samples=least)
+    except FedfillError as error:
+        # out of reach is allowed, endless is not
+        assert "use a larger beta" in str(error)
+    else:
+        assert_covers(parts, len(LABELS))
+        assert min(map(len, parts)) >= least
+
+
+@settings(max_examples=50, deadline=None)
+@given(beta=st.floats(0.01, 10), clients=st.integers(2, 30), seed=st.integers(0, 1000))
+def test_guard_gives_nothing_to_who_holds_a_fair_share(beta: float, clients: int, seed: int) -> None:
+    sizes = np.array([300, 100, 50, 250, 300])
+    cuts = _guarded_cuts(sizes, clients, beta, np.random.default_rng(seed))
+    if cuts is None:  # a tiny beta: the whole of every draw was on clients that are full
+        assert beta < 0.5
+        return
+    given_out = np.diff(cuts, axis=1, prepend=0)
+    np.testing.assert_array_equal(given_out.sum(axis=1), sizes)
+    assert given_out.min() >= 0
+    before = np.cumsum(given_out, axis=0) - given_out
+    assert (given_out[before >= sizes.sum() / clients] == 0).all()
+
+
+def test_dirichlet_is_as_skewed_as_beta_says() -> None:
+    def skew(beta: float) -> float:
+        tables = [
+            np.bincount(LABELS[part], minlength=10) / len(part)
+            for seed in range(5)
+            for part in dirichlet(LABELS, 5, seed, beta)
+        ]
+        return float(np.max(tables, axis=1).mean())
+
+    # the largest class's share of a client: 0.1 without skew
+    assert skew(0.1) > 0.3 > skew(1) > 0.15 > skew(1000)
+
+
+def test_dirichlet_gives_up_with_a_sentence() -> None:
+    with pytest.raises(FedfillError, match=r"'dirichlet:0.001': none of 1,000 draws .* use a larger beta, fewer clients or more data"):
+        dirichlet(LABELS, 50, 0, 0.001)
+
+
+def test_classes_by_hand() -> None:
+    labels = np.repeat([3, 5, 7], [6, 6, 6])
+    parts = classes(labels, 3, 0, 2)
+    assert_covers(parts, 18)
+    # six pieces of three samples each, two to each client
+    assert [len(part) for part in parts] == [6, 6, 6]
+    for part in parts:
+        found, counts = np.unique(labels[part], return_counts=True)
+        assert len(found) <= 2
+        assert set(counts) <= {3, 6}
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    sizes=st.lists(st.integers(1, 60), min_size=1, max_size=8),
+    clients=st.integers(1, 12),
+    count=st.integers(1, 8),
+    seed=st.integers(0, 100),
+)
+def test_classes_holds_at_most_that_many(sizes: list[int], clients: int, count: int, seed: int) -> None:
+    labels = np.repeat(np.arange(len(sizes)), sizes)
+    if count > len(sizes) or not len(sizes) <= clients * count <= len(labels) or clients > len(labels):
+        with pytest.raises(FedfillError):
+            classes(labels, clients, seed, count)
+        return
+    parts = classes(labels, clients, seed, count)
+    assert_covers(parts, len(labels))
+    assert all(count <= len(part) for part in parts)
+    assert all(len(np.unique(labels[part])) <= count for part in parts)
+
+
+def test_spread_is_even_and_the_largest_classes_get_the_rest() -> None:
+    rng = np.random.default_rng(0)
+    assert _spread(8, np.array([10, 30, 20]), rng).tolist() == [2, 3, 3]
+    assert _spread(6, np.array([10, 10, 10]), rng).tolist() == [2, 2, 2]
+    # a class of one sample can't be cut in three: the others take its two pieces
+    assert _spread(9, np.array([1, 30, 20]), rng).tolist() == [1, 4, 4]
+
+
+def test_quantity_skews_sizes_and_not_labels() -> None:
+    labels = np.arange(20_000) % 2
+    parts = quantity(labels, 8, 0, 0.5)
+    sizes = np.array([len(part) for part in parts])
+    assert sizes.max() > 4 * sizes.min() >= 40
+    for part in parts:
+        # four standard deviations of a fair coin
+        assert abs(labels[part].mean() - 0.5) < 4 * 0.5 / np.sqrt(len(part))
+
+
+@pytest.mark.parametrize(
+    ("spec", "sentence"),
+    [
+        ("dirichelt:0.5", "'dirichelt:0.5' is unknown; did you mean 'dirichlet'"),
+        ("", "'' is unknown; allowed: classes, dirichlet, iid, quantity"),
+        ("iid:3", "'iid' takes no number"),
+        ("dirichlet", "'dirichlet' needs a number above 0, such as 'dirichlet:0.5', but 'dirichlet' has none"),
+        ("dirichlet:", "has none"),
+        ("dirichlet:half", "'dirichlet:half' has 'half'"),
+        ("dirichlet:0", "'dirichlet:0' has 0"),
+        ("dirichlet:-1", "'dirichlet:-1' has -1"),
+        ("dirichlet:nan", "'dirichlet:nan' has nan"),
+        ("quantity:inf", "'quantity:inf' has inf"),
+        ("classes:2.5", "a whole number of classes, 1 or more, such as 'classes:2', but 'classes:2.5' has '2.5'"),
+        ("classes:0", "'classes:0' has 0"),
+        ("classes:11", "'classes:11': a client can hold 1 to 10 of the 10 classes"),
+    ],
+)
+def test_slips_in_a_spec(spec: str, sentence: str) -> None:
+    with pytest.raises(FedfillError, match=sentence):
+        partition(spec, LABELS, 10, 0)
+
+
+@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize(("clients", "sentence"), [(0, "found 0"), (-2, "found -2"), (1001, "only 1,000 samples")])
+def test_impossible_numbers_of_clients(spec: str, clients: int, sentence: str) -> None:
+    with pytest.raises(FedfillError, match=f"^clients: .*{sentence}"):
+        partition(spec, LABELS, clients, 0)
+
+
+@pytest.mark.parametrize("spec", ["dirichlet:5", "quantity:5"])
+def test_too_many_clients_for_the_smallest_size(spec: str) -> None:
+    with pytest.raises(FedfillError, match="too few for 101 clients; use at most 100"):
+        partition(spec, LABELS, 101, 0)
+
+
+def test_too_few_and_too_many_pieces() -> None:
+    with pytest.raises(FedfillError, match="4 clients make 8 pieces, too few for 10 classes; use at least 3 classes per client or 5 clients"):
+        classes(LABELS, 4, 0, 2)
+    with pytest.raises(FedfillError, match="600 clients need 1,200 pieces, but there are only 1,000 samples"):
+        classes(LABELS, 600, 0, 2)
+
+
+@pytest.mark.parametrize("labels", [np.zeros(20), np.zeros((20, 2), int)])
+def test_labels_must_be_a_list_of_integers(labels: NDArray[Any]) -> None:
+    with pytest.raises(FedfillError, match="^labels: "):
+        iid(labels, 2, 0)
+
+
+def test_parse_knows_every_listed_name() -> None:
+    examples = {usage: usage.replace("BETA", "0.5").replace("C", "2") for usage in NAMES}
+    assert [parse(example) for example in examples.values()] == [("iid", None), ("dirichlet", 0.5), ("classes", 2.0), ("quantity", 0.5)]
+
+
+class Contiguous:
+    """Behaves as the `IidPartitioner` of flwr_datasets does: contiguous shards of a data set that can be set once."""
+
+    def __init__(self, clients: int) -> None:
+        self.num_partitions = clients
+        self._dataset: datasets.Dataset | None = None
+
+    @property
+    def dataset(self) -> datasets.Dataset:
+        return self._dataset
+
+    @dataset.setter
+    def dataset(self, value: datasets.Dataset) -> None:
+        if self._dataset is not None:
+            raise ValueError("assigned only once")
+        if not isinstance(value, datasets.Dataset):
+            raise TypeError("not a Dataset")
+        self._dataset = value
+
+    def load_partition(self, partition_id: int) -> datasets.Dataset:
+        return self.dataset.shard(num_shards=self.num_partitions, index=partition_id, contiguous=True)
+
+
+class ByClass(Contiguous):
+    """One client per class, by the column it was told."""
+
+    def __init__(self, clients: int, column: str) -> None:
+        super().__init__(clients)
+        self._partition_by = column
+
+    def load_partition(self, partition_id: int) -> datasets.Dataset:
+        values = np.asarray(self.dataset[self._partition_by])
+        return self.dataset.select(np.flatnonzero(values == partition_id)[::-1])
+
+
+def test_partitioner_by_position() -> None:
+    partitioner = Contiguous(4)
+    for _ in range(2):  # the object isn't used up
+        parts = from_partitioner(partitioner, LABELS[:10])
+        assert [part.tolist() for part in parts] == [[0, 1, 2], [3, 4, 5], [6, 7], [8, 9]]
+
+
+@pytest.mark.parametrize("column", ["label", "digit"])
+def test_partitioner_by_its_own_column(column: str) -> None:
+    parts = from_partitioner(ByClass(3, column), np.array([2, 0, 1, 0, 2]))
+    assert [part.tolist() for part in parts] == [[1, 3], [2], [0, 4]]
+    assert all(part.dtype == np.int64 for part in parts)
+
+
+def test_partitioner_that_fails_or_misdeals() -> None:
+    used = Contiguous(2)
+    used.dataset = datasets.Dataset.from_dict({"label": [0]})
+    with pytest.raises(FedfillError, match="Contiguous can't divide these 1,000 samples: assigned only once"):
+        from_partitioner(used, LABELS)
+    with pytest.raises(FedfillError, match="ByClass gave client 10 no samples"):
+        from_partitioner(ByClass(11, "label"), LABELS)
+
+    class Twice(Contiguous):
+        def load_partition(self, partition_id: int) -> datasets.Dataset:
+            return self.dataset
+
+    with pytest.raises(FedfillError, match="each sample to one client at most"):
+        from_partitioner(Twice(2), LABELS)
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    labels=st.lists(st.integers(0, 4), max_size=80).map(lambda values: np.array(values, np.int64)),
+    share=st.floats(0, 1),
+    seed=st.integers(0, 100),
+)
+def test_hold_out_is_stratified(labels: NDArray[np.int64], share: float, seed: int) -> None:
+    kept, held = hold_out(labels, share, np.random.default_rng(seed))
+    np.testing.assert_array_equal(np.sort(np.concatenate([kept, held])), np.arange(len(labels)))
+    for label in np.unique(labels):
+        size, out = int((labels == label).sum()), int((labels[held] == label).sum())
+        assert out <= size - 1
+        assert abs(out - min(share * size, size - 1)) <= 0.5 + 1e-6
+
+
+def test_hold_out_by_hand_and_nested() -> None:
+    labels = np.repeat([0, 1, 2], [10, 5, 1])
+    kept, held = hold_out(labels, 0.1, np.random.default_rng(0))
+    # 1.0 of ten, 0.5 of five rounds up, the only one stays
+    assert np.bincount(labels[held], minlength=3).tolist() == [1, 1, 0]
+    more_kept, _ = hold_out(labels, 0.6, np.random.default_rng(0))
+    assert set(more_kept) < set(kept)

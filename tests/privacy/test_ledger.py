@@ -1,0 +1,328 @@
+"""The ledger: composition per client, what ends a guarantee, its size, its checkpoint and its sentences."""
+
+import json
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedfill import tree
+from fedfill.errors import FedfillError
+from fedfill.privacy import accountant
+from fedfill.privacy.ledger import Ledger, Release, gaussian, public, unbounded
+
+DELTA = 1e-5
+FIXED = "the encoder is fixed"
+FILTER = "no filter looks at the data"
+UPDATE = unbounded("model update as trained")
+PAPER = gaussian("3 class means", math.sqrt(128) / 50, 4.0, 200, (FIXED, FILTER), met=False)
+SINGLE = gaussian("3 class means", math.sqrt(128) / 50, 1.0, conditions=(FIXED,))
+
+
+def account(ledger: Ledger, delta: float = DELTA) -> dict[str, Any]:
+    """The account, after a pass through strict JSON, which has no infinity and no NaN."""
+    parsed: dict[str, Any] = json.loads(json.dumps(ledger.account(delta), allow_nan=False))
+    return parsed
+
+
+def entry(ledger: Ledger, released: str) -> dict[str, Any]:
+    found: list[dict[str, Any]] = [item for item in account(ledger)["entries"] if item["released"] == released]
+    assert len(found) == 1
+    return found[0]
+
+
+def test_constructors() -> None:
+    assert public("drawn from a fixed distribution") == Release("drawn from a fixed distribution", 0.0)
+    assert unbounded("model update as trained") == Release("model update as trained", None)
+    assert unbounded("x", ["a"]).conditions == ("a",)
+    assert gaussian("2 class means", 1.0, 2.0, 16).mu == 2.0
+    assert gaussian("2 class means", 1.0, 3.0).mechanism == "Gaussian noise (std 3) on 2 class means"
+    assert PAPER.mechanism == "Gaussian noise (std 4) on 3 class means, 200 copies each"
+    assert PAPER.mu is None
+    assert PAPER.conditional_mu == pytest.approx(0.8)
+    assert "std 4 times the sensitivity" in gaussian("means", 1.0, 0.1, noise="std 4 times the sensitivity").mechanism
+
+
+def test_no_noise_or_no_bound_is_no_guarantee() -> None:
+    assert gaussian("means", 1.0, 0.0) == Release("no noise on means", None)
+    for met in (True, False):
+        release = gaussian("means", math.inf, 3.0, met=met)
+        assert release.mu is None
+        assert release.conditional_mu is None
+    assert Release("x", math.inf).mu is None
+    assert Release("x", 1e200).mu is None
+    for wrong in (-1.0, math.nan):
+        with pytest.raises(ValueError, match="0 or more"):
+            Release("x", wrong)
+        with pytest.raises(ValueError, match="0 or more"):
+            Release("x", None, (), wrong)
+    with pytest.raises(FedfillError, match="noise is -3"):
+        gaussian("means", 1.0, -3.0)
+
+
+def test_release_survives_bytes() -> None:
+    for release in (UPDATE, PAPER, SINGLE, public("why")):
+        assert tree.from_bytes(tree.to_bytes(release)) == release
+
+
+def test_one_client_composes_over_fields_and_rounds() -> None:
+    ledger = Ledger()
+    for _ in range(4):
+        ledger.add(0, "Reply.a", Release("noise", 0.3))
+    ledger.add(0, "Reply.b", Release("noise", 0.8))
+    figures = {item["released"]: item for item in account(ledger)["entries"]}
+    assert figures["Reply.a"]["epsilon"] == pytest.approx(accountant.epsilon(0.6, DELTA))
+    assert figures["Reply.a"]["times"] == 4
+    assert figures["Reply.b"]["epsilon"] == pytest.approx(accountant.epsilon(0.8, DELTA))
+    assert account(ledger)["total_epsilon"] == pytest.approx(accountant.epsilon(1.0, DELTA))
+
+
+def test_clients_do_not_compose_and_the_worst_one_counts() -> None:
+    ledger = Ledger()
+    ledger.add(0, "Reply.a", Release("noise", 0.9))
+    ledger.add(1, "Reply.a", Release("noise", 0.6))
+    ledger.add(1, "Reply.a", Release("noise", 0.6))
+    ledger.add(1, "Reply.b", Release("noise", 0.6))
+    worst = entry(ledger, "Reply.a")
+    assert worst["epsilon"] == pytest.approx(accountant.epsilon(0.9, DELTA))
+    assert (worst["clients"], worst["times"]) == (2, 2)
+    # client 1 is better in each field, and worst in total
+    assert account(ledger)["total_epsilon"] == pytest.approx(accountant.epsilon(0.6 * math.sqrt(3), DELTA))
+
+
+def test_mechanisms_of_one_field_are_told_apart_and_composed() -> None:
+    ledger = Ledger()
+    ledger.add(0, "Reply.a", Release("weak noise", 0.8))
+    ledger.add(0, "Reply.a", Release("strong noise", 0.6))
+    got = account(ledger)
+    assert [item["mechanism"] for item in got["entries"]] == ["weak noise", "strong noise"]
+    assert got["total_epsilon"] == pytest.approx(accountant.epsilon(1.0, DELTA))
+
+
+def test_one_unbounded_release_ends_the_guarantee() -> None:
+    ledger = Ledger()
+    for client in range(10):
+        ledger.add(client, "Reply.latents", SINGLE)
+    assert account(ledger)["total_epsilon"] == pytest.approx(0.83, abs=5e-3)
+    ledger.add(7, "Reply.weights", UPDATE)
+    got = account(ledger)
+    assert got["total_epsilon"] is None
+    assert [item["epsilon"] is None for item in got["entries"]] == [True, False]
+    assert got["entries"][0]["released"] == "Reply.weights"
+    assert got["entries"][0]["conditional_epsilon"] is None
+    assert got["entries"][1]["epsilon"] == pytest.approx(0.83, abs=5e-3)
+    assert got["statement"].endswith("In total: no differential-privacy guarantee.")
+    # neither a later protected release nor another delta brings it back
+    ledger.add(7, "Reply.weights", Release("model update as trained", 0.1))
+    assert account(ledger)["total_epsilon"] is None
+    assert account(ledger, 0.5)["total_epsilon"] is None
+
+
+def test_what_the_noise_alone_would_cost() -> None:
+    ledger = Ledger()
+    ledger.add(0, "Reply.latents", PAPER)
+    got = entry(ledger, "Reply.latents")
+    assert got["epsilon"] is None
+    assert got["conditional_epsilon"] == pytest.approx(3.39, abs=5e-3)
+    assert got["conditions"] == [FIXED, FILTER]
+    ledger.add(0, "Reply.latents", PAPER)
+    assert entry(ledger, "Reply.latents")["conditional_epsilon"] == pytest.approx(
+        accountant.epsilon(0.8 * math.sqrt(2), DELTA)
+    )
+    # one release of a client without any figure, and none is left
+    ledger.add(1, "Reply.latents", Release(PAPER.mechanism, None))
+    assert entry(ledger, "Reply.latents")["conditional_epsilon"] is None
+
+
+def test_a_field_with_and_without_a_bound_has_none() -> None:
+    ledger = Ledger()
+    ledger.add(0, "Reply.latents", Release("noise", 0.6))
+    ledger.add(0, "Reply.latents", Release("noise", None, (FILTER,), 0.8))
+    got = entry(ledger, "Reply.latents")
+    assert got["epsilon"] is None
+    assert got["conditional_epsilon"] == pytest.approx(accountant.epsilon(1.0, DELTA))
+
+
+def test_conditions_are_kept_once_and_in_order() -> None:
+    ledger = Ledger()
+    for _ in range(3):
+        ledger.add(0, "Reply.a", Release("noise", 0.1, ("one", "two")))
+        ledger.add(1, "Reply.a", Release("noise", 0.1, ("two", "three")))
+    assert entry(ledger, "Reply.a")["conditions"] == ["one", "two", "three"]
+
+
+def test_order_of_entries() -> None:
+    ledger = Ledger()
+    ledger.add(0, "Reply.z", public("constant"))
+    ledger.add(0, "Reply.a", Release("noise", 0.5))
+    ledger.add(0, "Reply.b", Release("noise", 2.0))
+    ledger.add(0, "Reply.y", UPDATE)
+    ledger.add(0, "Reply.x", UPDATE)
+    names = [item["released"] for item in account(ledger)["entries"]]
+    assert names == ["Reply.x", "Reply.y", "Reply.b", "Reply.a", "Reply.z"]
+
+
+def test_a_figure_too_large_to_write_down_is_no_guarantee() -> None:
+    ledger = Ledger()
+    for _ in range(3):
+        ledger.add(0, "Reply.a", Release("noise", 1e154))
+    assert account(ledger)["total_epsilon"] is None
+    assert entry(ledger, "Reply.a")["epsilon"] is None
+    assert "inf" not in account(ledger)["statement"]
+
+
+def test_an_entry_too_large_to_write_down_leaves_a_client_the_worst_one() -> None:
+    # a client whose figure overflows must not be forgotten for one with a small figure
+    ledger = Ledger()
+    ledger.add(0, "Reply.a", Release("noise", 1e154))
+    ledger.add(0, "Reply.a", Release("noise", 1e154))
+    ledger.add(1, "Reply.a", Release("noise", 0.1))
+    assert account(ledger)["total_epsilon"] is None
+    assert account(ledger)["statement"].endswith("In total: no differential-privacy guarantee.")
+
+
+def test_it_stays_small() -> None:
+    ledger = Ledger()
+
+    def rounds(first: int, last: int) -> int:
+        for _ in range(first, last):
+            for client in range(5):
+                ledger.add(client, "Reply.weights", UPDATE)
+                ledger.add(client, "Reply.latents", SINGLE)
+        return len(tree.to_bytes(ledger.state()))
+
+    after_ten = rounds(0, 10)
+    # the counts are tensors of a fixed width
+    assert rounds(10, 2000) == after_ten
+    assert entry(ledger, "Reply.weights")["times"] == 2000
+
+
+RELEASES = st.builds(
+    Release,
+    st.sampled_from(["noise", "as trained"]),
+    st.none() | st.floats(0, 10),
+    st.lists(st.sampled_from(["one", "two"]), unique=True).map(tuple),
+    st.none() | st.floats(0, 10),
+)
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.sampled_from(["Reply.a", "Reply.b"]), RELEASES), max_size=20),
+    st.integers(0, 20),
+)
+def test_a_checkpoint_changes_nothing(bookings: list[tuple[int, str, Release]], stop: int) -> None:
+    whole, part = Ledger(), Ledger()
+    for booking in bookings:
+        whole.add(*booking)
+    for booking in bookings[:stop]:
+        part.add(*booking)
+    part = Ledger.restore(tree.from_bytes(tree.to_bytes(part.state())))
+    for booking in bookings[stop:]:
+        part.add(*booking)
+    assert account(part) == account(whole)
+    assert tree.to_bytes(part.state()) == tree.to_bytes(whole.state())
+
+
+def test_restoring_from_something_else() -> None:
+    wrongs: list[Any] = [{}, {"entries": [{}]}, {"entries": 3}, None, []]
+    for wrong in wrongs:
+        with pytest.raises(ValueError, match="no state of a ledger"):
+            Ledger.restore(wrong)
+    ledger = Ledger()
+    ledger.add(0, "Reply.a", UPDATE)
+    state = ledger.state()
+    state["entries"][0]["times"] = state["entries"][0]["times"][:0]
+    with pytest.raises(ValueError, match="no state of a ledger"):
+        Ledger.restore(state)
+
+
+@pytest.mark.parametrize("delta", [0.0, 1.0, -0.1])
+def test_wrong_delta(delta: float) -> None:
+    ledger = Ledger()
+    with pytest.raises(FedfillError, match="delta is"):
+        ledger.account(delta)
+    ledger.add(0, "Reply.weights", UPDATE)
+    with pytest.raises(FedfillError, match="delta is"):
+        ledger.account(delta)
+
+
+def test_statement_of_model_updates_alone() -> None:
+    ledger = Ledger()
+    for client in range(3):
+        ledger.add(client, "Reply.weights", UPDATE)
+        ledger.add(client, "Reply.count", unbounded("number of samples"))
+    text = account(ledger)["statement"]
+    assert text.startswith("The server sees everything that the clients send")
+    assert "No guarantee covers Reply.count and Reply.weights: whoever sees them may learn" in text
+    assert text.endswith("In total: no differential-privacy guarantee.")
+    # there is no figure, so nothing is said about how figures are meant
+    assert "epsilon" not in text
+    assert "delta" not in text
+
+
+def test_statement_of_noisy_means_among_model_updates() -> None:
+    ledger = Ledger()
+    ledger.add(0, "Reply.weights", UPDATE)
+    ledger.add(0, "Reply.latents", SINGLE)
+    ledger.add(0, "Reply.drawn", public("drawn from a fixed distribution"))
+    text = account(ledger)["statement"]
+    assert "No guarantee covers Reply.weights: whoever sees it may learn" in text
+    assert (
+        "Reply.latents (Gaussian noise (std 1) on 3 class means) is protected with epsilon 0.83 at delta 1e-05, "
+        "provided that these conditions hold: the encoder is fixed." in text
+    )
+    assert "limits nothing that the parts without a guarantee give away" in text
+    assert "one record of one client, replaced by another of the same class" in text
+    assert "class sizes taken as known" in text
+    assert "seed" in text
+    assert "If the class of the record may change too" in text
+    assert "Independent of the client's own records: Reply.drawn (drawn from a fixed distribution)." in text
+    assert text.endswith("In total: no differential-privacy guarantee.")
+
+
+def test_statement_of_the_papers_mechanism() -> None:
+    ledger = Ledger()
+    ledger.add(0, "Reply.latents", PAPER)
+    ledger.add(0, "Reply.latents", PAPER)
+    text = account(ledger)["statement"]
+    assert "No guarantee covers Reply.latents" in text
+    assert (
+        "would cost epsilon 5.05 at delta 1e-05 after 2 releases by one client, "
+        "if these conditions held: the encoder is fixed; no filter looks at the data." in text
+    )
+    assert "is protected" not in text
+    assert text.endswith("In total: no differential-privacy guarantee.")
+
+
+def test_statement_with_a_guarantee() -> None:
+    ledger = Ledger()
+    ledger.add(0, "Reply.latents", SINGLE)
+    text = account(ledger)["statement"]
+    assert "No guarantee" not in text
+    assert text.endswith("In total: epsilon 0.83 at delta 1e-05, under the conditions above.")
+    plain = Ledger()
+    plain.add(0, "Reply.latents", Release("noise", 1.0))
+    assert account(plain, 1e-6)["statement"].endswith("In total: epsilon 4.89 at delta 1e-06.")
+
+
+def test_statement_tells_nothing_from_too_little_to_count() -> None:
+    ledger = Ledger()
+    ledger.add(0, "Reply.drawn", public("drawn from a fixed distribution"))
+    assert account(ledger)["total_epsilon"] == 0
+    assert account(ledger)["statement"].endswith("as nothing that was sent depends on a client's own records.")
+    ledger.add(0, "Reply.faint", Release("strong noise", 1e-8))
+    got = account(ledger)
+    assert got["total_epsilon"] == 0
+    assert "Reply.faint (strong noise) is protected with epsilon 0 at delta 1e-05" in got["statement"]
+    assert got["statement"].endswith("In total: epsilon 0 at delta 1e-05.")
+
+
+def test_empty_ledger() -> None:
+    got = account(Ledger())
+    assert got["entries"] == []
+    assert got["total_epsilon"] == 0
+    assert got["unit"] == "one record of one client"
+    assert got["delta"] == 1e-5
+    assert got["statement"].endswith("In total: epsilon 0, as no client has sent anything.")
