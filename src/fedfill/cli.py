@@ -1,34 +1,32 @@
-"""The command line: reads options, prints tables; no logic of its own."""
+"""The command line: reads options, prints tables; no logic of its own.
+
+Rooms that need torch are imported by the commands that use them, so that help and slips are answered at once.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import itertools
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
 
 import typer
+from rich import box
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from fedfill import __version__
-from fedfill.algorithms.base import algorithms, find
-from fedfill.compare import Comparison
-from fedfill.compare import compare as compare_algorithms
-from fedfill.data import partitions, sources
-from fedfill.data.federation import class_table, federate
+import fedfill
 from fedfill.errors import FedfillError, did_you_mean
-from fedfill.experiment import Experiment, OnRound, Result, checked
-from fedfill.experiment import resume as resume_run
-from fedfill.experiment import run as run_experiment
-from fedfill.models import networks
-from fedfill.models.networks import ModelSettings
-from fedfill.runs.directory import read_toml, writing
-from fedfill.runs.pictures import heat_map
 
-LISTS = {"datasets": sources.NAMES, "partitions": partitions.NAMES, "models": networks.NAMES}
+if TYPE_CHECKING:
+    from fedfill.compare import Comparison
+    from fedfill.data.federation import Federation
+    from fedfill.experiment import OnRound, Result
+
 MOST_ROWS = 40
+READABLE = 100
 
 app = typer.Typer(
     help="Federated learning when clients' data differ, with the gaps filled by synthetic data.",
@@ -40,6 +38,7 @@ app = typer.Typer(
 out = Console(highlight=False)
 err = Console(stderr=True, highlight=False)
 
+# Defaults are named in the help and live in Experiment: None is an option that was not given, and --config may have it.
 Data = Annotated[
     str | None,
     typer.Option(help="Data set: a name of 'fedfill list datasets' or a folder below --data-dir. [default: digits]"),
@@ -50,9 +49,7 @@ DataDir = Annotated[
 DataFraction = Annotated[float | None, typer.Option(help="Share of the training set that is used. [default: 1.0]")]
 Partition = Annotated[
     str | None,
-    typer.Option(
-        help="How the data are divided among clients; see 'fedfill list partitions'. [default: dirichlet:0.5]"
-    ),
+    typer.Option(help="How data are divided among clients: see 'fedfill list partitions'. [default: dirichlet:0.5]"),
 ]
 Clients = Annotated[int | None, typer.Option(help="Number of clients. [default: 10]")]
 ClientTest = Annotated[
@@ -61,11 +58,11 @@ ClientTest = Annotated[
 Participation = Annotated[float | None, typer.Option(help="Share of the clients in a round. [default: 1.0]")]
 Rounds = Annotated[int | None, typer.Option(help="Number of rounds. [default: 50]")]
 Seed = Annotated[int | None, typer.Option(help="Seed of every stream of randomness. [default: 0]")]
-Model = Annotated[str | None, typer.Option(help="Network; see 'fedfill list models'. [default: auto]")]
+Model = Annotated[str | None, typer.Option(help="Network: see 'fedfill list models'. [default: auto]")]
 Engine = Annotated[str | None, typer.Option(help="Engine that runs the clients. [default: local]")]
 Device = Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N. [default: auto]")]
 Workers = Annotated[
-    int | None, typer.Option(help="Threads over clients; changes no result. [default: one a processor]")
+    int | None, typer.Option(help="Threads over clients; changes no result. [default: one for each processor]")
 ]
 Delta = Annotated[float | None, typer.Option(help="Delta of the privacy account. [default: 1e-05]")]
 Setting = Annotated[
@@ -77,13 +74,17 @@ Setting = Annotated[
     ),
 ]
 Config = Annotated[
-    Path | None, typer.Option(help="TOML file with the same options and a [settings] table; options given here win.")
+    Path | None,
+    typer.Option(
+        help="TOML file with these options (data_dir for --data-dir) and a [settings] table, such as the experiment.toml "
+        "of a run; options given here win."
+    ),
 ]
 
 
 @contextmanager
 def sentences() -> Iterator[None]:
-    """Turn a user's slip into one sentence and an exit code, and Ctrl-C into a word on what is left."""
+    """Turn a user's slip into one sentence and exit code 2, and Ctrl-C into a word on what is kept and code 130."""
     try:
         yield
     except FedfillError as error:
@@ -91,7 +92,7 @@ def sentences() -> Iterator[None]:
         raise typer.Exit(2) from None
     except KeyboardInterrupt:
         err.print(
-            "fedfill: stopped; rounds that were finished are kept, and the same command or 'fedfill resume' goes on from there",
+            "fedfill: stopped; finished rounds are kept, and the same command with the same --out or 'fedfill resume' goes on from there",
             soft_wrap=True,
         )
         raise typer.Exit(130) from None
@@ -103,14 +104,15 @@ def main_options(
 ) -> None:
     """Options without a command."""
     if version:
-        out.print(__version__)
+        out.print(fedfill.__version__)
         raise typer.Exit
 
 
 @app.command()
 def run(
+    context: typer.Context,
     algorithm: Annotated[
-        str | None, typer.Argument(help="Name of 'fedfill list algorithms'; may stand in --config.")
+        str | None, typer.Argument(help="A name of 'fedfill list algorithms'; may stand in --config instead.")
     ] = None,
     data: Data = None,
     data_dir: DataDir = None,
@@ -127,26 +129,21 @@ def run(
     workers: Workers = None,
     delta: Delta = None,
     directory: Annotated[
-        Path | None, typer.Option("--out", help="Run directory. [default: a new one below runs/]")
+        Path | None, typer.Option("--out", help="Run directory. [default: one below runs/ named by the experiment]")
     ] = None,
     setting: Setting = None,
     config: Config = None,
 ) -> None:
     """Run one experiment and leave a run directory."""
     with sentences():
-        options = _options(config, setting, dict(
-            data=data, data_dir=data_dir, data_fraction=data_fraction, partition=partition, clients=clients,
-            client_test=client_test, participation=participation, rounds=rounds, seed=seed, model=model, engine=engine,
-            device=device, workers=workers, delta=delta,
-        ))  # fmt: skip
-        name = algorithm or options.pop("algorithm", None)
-        options.pop("algorithm", None)
+        options = _options(context.params)
+        name = options.pop("algorithm", None)
         if name is None:
             raise FedfillError(
                 "algorithm: none is given; name one of 'fedfill list algorithms' or give a --config that does"
             )
         with progress() as follow:
-            result = run_experiment(name, out=directory, on_round=follow(f"{name}"), **options)
+            result = fedfill.run(name, out=directory, on_round=follow(name), **options)
         _print_result(result)
 
 
@@ -160,7 +157,7 @@ def resume(
     """Continue a run that was stopped or killed at any moment."""
     with sentences():
         with progress() as follow:
-            result = resume_run(
+            result = fedfill.resume(
                 directory, on_round=follow(directory.name), workers=workers, device=device, data_dir=data_dir
             )
         _print_result(result)
@@ -168,8 +165,9 @@ def resume(
 
 @app.command()
 def compare(
+    context: typer.Context,
     algorithms: Annotated[
-        list[str], typer.Argument(help="Names, or names with settings: fedavg:latent_activation=none")
+        list[str], typer.Argument(help="Names, also with settings of their own: fedavg:latent_activation=none")
     ],
     seeds: Annotated[str, typer.Option(help="Seeds, separated by commas.")] = "0,1,2",
     data: Data = None,
@@ -191,25 +189,27 @@ def compare(
     setting: Setting = None,
     config: Config = None,
 ) -> None:
-    """Run several algorithms over several seeds on the same partitions: mean ± standard deviation."""
+    """Compare algorithms over several seeds: mean ± deviation."""
     with sentences():
-        options = _options(config, setting, dict(
-            data=data, data_dir=data_dir, data_fraction=data_fraction, partition=partition, clients=clients,
-            client_test=client_test, participation=participation, rounds=rounds, model=model, engine=engine,
-            device=device, workers=workers, delta=delta,
-        ))  # fmt: skip
-        options.pop("algorithm", None)
-        options.pop("seed", None)
+        options = _options(context.params)
+        for given_above in ("algorithm", "seed"):  # a --config for one run is good for a comparison too
+            options.pop(given_above, None)
+        numbers = _seeds(seeds)
+        count, total = itertools.count(1), len(algorithms) * len(numbers)
         with progress() as follow:
-            comparison = compare_algorithms(
-                algorithms, seeds=_seeds(seeds), out=directory,
-                on_run=lambda label, seed: follow(f"{label}, seed {seed}"), **options,
-            )  # fmt: skip
+            comparison = fedfill.compare(
+                algorithms,
+                seeds=numbers,
+                out=directory,
+                on_run=lambda label, seed: follow(f"{next(count)}/{total} {label}, seed {seed}"),
+                **options,
+            )
         _print_comparison(comparison)
 
 
 @app.command()
 def partition(
+    context: typer.Context,
     data: Data = None,
     data_dir: DataDir = None,
     data_fraction: DataFraction = None,
@@ -217,31 +217,29 @@ def partition(
     clients: Clients = None,
     client_test: ClientTest = None,
     seed: Seed = None,
-    picture: Annotated[Path, typer.Option("--out", help="File of the heat map.")] = Path("runs/partition.png"),
+    picture: Annotated[Path, typer.Option("--out", help="PNG file of the heat map.")] = Path("runs/partition.png"),
 ) -> None:
-    """Show the class distribution of every client as a table, and write the heat map."""
+    """Show the class distribution of every client."""
     with sentences():
-        given = dict(data=data, data_dir=str(data_dir) if data_dir else None, data_fraction=data_fraction, partition=partition,
-                     clients=clients, client_test=client_test, seed=seed)  # fmt: skip
-        plan = checked(Experiment, {"algorithm": "", **{k: v for k, v in given.items() if v is not None}}, "option")
+        from fedfill.data.federation import federate
+        from fedfill.experiment import Experiment, checked
+        from fedfill.runs.directory import writing
+        from fedfill.runs.pictures import heat_map
+
+        plan = checked(Experiment, {"algorithm": "", **_options(context.params)}, "option")
         federation = federate(
-            plan.data, data_dir=Path(plan.data_dir) if plan.data_dir else None, fraction=plan.data_fraction,
-            partition=plan.partition, clients=plan.clients, seed=plan.seed, client_test=plan.client_test,
-        )  # fmt: skip
-        header, rows = class_table(federation)
-        table = Table(title=f"{federation.name}, {plan.partition}, seed {plan.seed}", title_justify="left")
-        for column in header:
-            table.add_column(column, justify="right")
-        for row in rows[:MOST_ROWS]:
-            table.add_row(str(row[0]), *(str(value) if value else "·" for value in row[1:]))
-        out.print(table)
-        if len(rows) > MOST_ROWS:
-            out.print(f"... and {len(rows) - MOST_ROWS} more clients, all of them in the picture")
-        for note in federation.notes:
-            out.print(note, soft_wrap=True, markup=False)
+            plan.data,
+            data_dir=plan.data_dir,
+            fraction=plan.data_fraction,
+            partition=plan.partition,
+            clients=plan.clients,
+            seed=plan.seed,
+            client_test=plan.client_test,
+        )
         with writing(picture):
             picture.parent.mkdir(parents=True, exist_ok=True)
             heat_map(federation.counts, federation.class_names, picture)
+        _print_federation(federation, f"{federation.name}, {plan.partition}, seed {plan.seed}")
         out.print(f"Heat map: {picture}", soft_wrap=True, markup=False)
 
 
@@ -250,32 +248,80 @@ def list_names(
     what: Annotated[str, typer.Argument(help="algorithms, datasets, partitions, models or settings")],
     algorithm: Annotated[str | None, typer.Argument(help="With settings: whose.")] = None,
 ) -> None:
-    """What can be named: algorithms, datasets, partitions, models, or the settings of an algorithm."""
+    """List algorithms, datasets, partitions, models or settings."""
     with sentences():
+        kinds: dict[str, Callable[[], list[tuple[str, ...]]]] = {
+            "algorithms": _algorithms,
+            "datasets": _datasets,
+            "partitions": _partitions,
+            "models": _models,
+            "settings": lambda: _settings(algorithm),
+        }
+        if what not in kinds:
+            raise FedfillError(f"list: found '{what}'; {did_you_mean(what, kinds)}")
         table = Table(show_header=False, box=None, pad_edge=False)
-        if what == "algorithms":
-            for name, kind in algorithms().items():
-                table.add_row(name, (kind.__doc__ or "").strip().splitlines()[0])
-        elif what in LISTS:
-            for name, words in LISTS[what].items():
-                table.add_row(name, words)
-        elif what == "settings":
-            if algorithm is None:
-                raise FedfillError("list settings: name an algorithm, such as 'fedfill list settings feddpms'")
-            known = [("", find(algorithm).model_fields), ("model.", ModelSettings.model_fields)]
-            for prefix, fields in known:
-                for name, info in fields.items():
-                    table.add_row(
-                        f"{prefix}{name}", "none" if info.default is None else str(info.default), info.description or ""
-                    )
-        else:
-            raise FedfillError(f"list: found '{what}'; {did_you_mean(what, ['algorithms', 'settings', *LISTS])}")
-        out.print(table)
+        for row in kinds[what]():
+            table.add_row(*row)
+        out.print(table, markup=False)
 
 
 def main() -> None:
     """Entry point of the command ``fedfill``."""
     app()
+
+
+def _algorithms() -> list[tuple[str, ...]]:
+    from fedfill.algorithms.base import algorithms
+
+    return [(name, (kind.__doc__ or "").strip().splitlines()[0]) for name, kind in algorithms().items()]
+
+
+def _datasets() -> list[tuple[str, ...]]:
+    from fedfill.data.sources import NAMES
+
+    return list(NAMES.items())
+
+
+def _partitions() -> list[tuple[str, ...]]:
+    from fedfill.data.partitions import NAMES
+
+    return list(NAMES.items())
+
+
+def _models() -> list[tuple[str, ...]]:
+    from fedfill.models.networks import NAMES
+
+    return list(NAMES.items())
+
+
+def _settings(algorithm: str | None) -> list[tuple[str, ...]]:
+    """Name, default, and meaning with the words that are allowed."""
+    if algorithm is None:
+        raise FedfillError("list settings: name an algorithm, such as 'fedfill list settings feddpms'")
+    from fedfill.algorithms.base import find
+    from fedfill.models.networks import ModelSettings
+
+    rows: list[tuple[str, ...]] = []
+    for prefix, fields in (("", find(algorithm).model_fields), ("model.", ModelSettings.model_fields)):
+        for name, info in fields.items():
+            words = _words(info.annotation)
+            rows.append(
+                (
+                    f"{prefix}{name}",
+                    "none" if info.default is None else str(info.default).lower(),
+                    (info.description or "") + (f" [{', '.join(words)}]" if words else ""),
+                )
+            )
+    return rows
+
+
+def _words(annotation: Any) -> list[str]:
+    """What a setting that takes words may be; empty for numbers."""
+    if annotation is bool:
+        return ["true", "false"]
+    if get_origin(annotation) is Literal:
+        return [str(word) for word in get_args(annotation)]
+    return [word for part in get_args(annotation) for word in _words(part)]
 
 
 def _seeds(text: str) -> list[int]:
@@ -287,26 +333,41 @@ def _seeds(text: str) -> list[int]:
         ) from None
 
 
-def _options(config: Path | None, settings: list[str] | None, given: dict[str, Any]) -> dict[str, Any]:
-    """Options from the file, then those of the command line, then --set."""
+def _options(params: Mapping[str, Any]) -> dict[str, Any]:
+    """The words of `fedfill.run`: from --config, over them a command's own options, over them --set.
+
+    Args:
+        params: Of a command, by the names of its function's parameters.
+
+    Returns:
+        Fields of `Experiment` and settings, all that were given.
+
+    Raises:
+        FedfillError: Where the file holds anything that is not allowed, or a --set is none.
+    """
+    from fedfill.experiment import Experiment, checked
+    from fedfill.runs.directory import read_toml
+
+    fields = set(Experiment.model_fields) - {"settings", "model_settings"}
     options: dict[str, Any] = {}
+    config = params.get("config")
     if config is not None:
         document = read_toml(config)
-        for key in ("digest", "version"):  # an experiment.toml is a config too
+        for key in ("digest", "version"):  # an experiment.toml has these too
             document.pop(key, None)
-        own, models = document.pop("settings", {}), document.pop("model_settings", {})
-        if not isinstance(own, dict) or not isinstance(models, dict):
-            raise FedfillError(f"config: settings and model_settings of {config} must be tables")
         checked(Experiment, {"algorithm": "", **document}, "config")
+        own, models = document.pop("settings", {}), document.pop("model_settings", {})
         options = {**document, **own, **{f"model.{key}": value for key, value in models.items()}}
-    options |= {key: value for key, value in given.items() if value is not None}
-    for pair in settings or []:
-        key, equals, value = pair.partition("=")
+    options |= {name: params[name] for name in fields if params.get(name) is not None}
+    if "data_dir" in options:
+        options["data_dir"] = str(options["data_dir"])
+    for pair in params.get("setting") or []:
+        key, equals, value = (part.strip() for part in pair.partition("="))
         if not equals or not key:
             raise FedfillError(f"--set: found '{pair}'; allowed: KEY=VALUE")
-        if key in Experiment.model_fields:
+        if key in fields - {"algorithm"}:
             raise FedfillError(f"--set: '{key}' has an option of its own, --{key.replace('_', '-')}")
-        options[key.strip()] = value.strip()
+        options[key] = value
     return options
 
 
@@ -315,36 +376,37 @@ def progress() -> Iterator[Callable[[str], OnRound]]:
     """A progress bar on a terminal, a line for each round elsewhere.
 
     Yields:
-        Makes the follower of one run from its label.
+        Makes the follower of one run from its label, just before the run starts.
     """
     bar = Progress(
-        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[figure]}"),
-        TimeRemainingColumn(), console=err, transient=True,
-    )  # fmt: skip
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=20),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[figure]}"),
+        TimeRemainingColumn(),
+        console=err,
+        transient=True,
+    )
 
     def follow(label: str) -> OnRound:
-        tasks: list[Any] = []
+        for earlier in bar.task_ids:
+            bar.update(earlier, visible=False)
+        task: TaskID = bar.add_task(label, total=None, figure="")  # it moves while data are read and in the first round
 
         def on_round(record: dict[str, Any], rounds: int) -> None:
             figure = f"accuracy {record['accuracy']:.4f}"
-            if err.is_terminal:
-                if not tasks:
-                    tasks.append(bar.add_task(label, total=rounds, completed=record["round"] - 1, figure=""))
-                bar.update(tasks[0], completed=record["round"], figure=figure)
+            if not err.is_terminal:
+                _say(f"{label}: round {record['round']}/{rounds}, {figure}, {record['seconds']:.1f} s")
+            elif bar.tasks[task].total is None:
+                bar.reset(task, total=rounds, completed=record["round"], figure=figure)
             else:
-                err.print(
-                    f"{label}: round {record['round']}/{rounds}, {figure}, {record['seconds']:.1f} s",
-                    soft_wrap=True,
-                    markup=False,
-                )
+                bar.update(task, completed=record["round"], figure=figure)
             for sentence in record["warnings"]:
-                err.print(f"{label}, round {record['round']}: {sentence}", style="yellow", soft_wrap=True, markup=False)
+                _say(f"{label}, round {record['round']}: {sentence}", "yellow")
             for lost in record["lost"]:
-                err.print(
+                _say(
                     f"{label}, round {record['round']}: lost client {lost['client']} ({lost['handler']}): {lost['reason']}",
-                    style="yellow",
-                    soft_wrap=True,
-                    markup=False,
+                    "yellow",
                 )
 
         return on_round
@@ -356,6 +418,10 @@ def progress() -> Iterator[Callable[[str], OnRound]]:
         yield follow
 
 
+def _say(line: str, style: str | None = None) -> None:
+    err.print(line, style=style, soft_wrap=True, markup=False)
+
+
 def _print_result(result: Result) -> None:
     summary = result.summary
     table = Table(
@@ -363,63 +429,104 @@ def _print_result(result: Result) -> None:
         title=f"{summary['algorithm']} on {summary['dataset']}, {summary['partition']}, {summary['clients']} clients, seed {summary['seed']}",
         title_justify="left",
     )
-    table.add_row("accuracy, last round", _share(summary["accuracy"]))
+    table.add_row(f"accuracy, last round ({summary['rounds']})", _share(summary["accuracy"]))
     table.add_row(
         "best accuracy (chosen on the test set)", f"{_share(summary['best_accuracy'])} in round {summary['best_round']}"
     )
     if summary["worst_client_accuracy"] is not None:
         table.add_row("worst client, own test split", _share(summary["worst_client_accuracy"]))
-        table.add_row(
-            "variance over clients / classes", f"{summary['client_variance']:.1f} / {summary['class_variance']:.1f}"
-        )
+        table.add_row("variance over clients, in percent²", f"{summary['client_variance']:.1f}")
+    table.add_row("variance over classes, in percent²", f"{summary['class_variance']:.1f}")
     table.add_row("sent up / down", f"{_bytes(summary['bytes_up'])} / {_bytes(summary['bytes_down'])}")
     table.add_row("samples trained on", f"{summary['train_samples']:,}")
     table.add_row("seconds (of it in local training)", f"{summary['seconds']:.1f} ({summary['seconds_in_fit']:.1f})")
-    table.add_row("weights", summary["weights_sha256"][:16])
+    table.add_row("SHA-256 of the weights", f"{summary['weights_sha256'][:16]}...")
     out.print(table)
+    if result.was_finished:
+        _paragraph("This run was finished before: it was read from its folder, and nothing was run again.")
+    elif result.resumed_after:
+        _paragraph(f"Rounds 1 to {result.resumed_after} had been done before; the run went on from there.")
     for note in summary["notes"]:
-        out.print(note, soft_wrap=True, markup=False)
-    out.print(f"Privacy: {summary['privacy']['statement']}", soft_wrap=True, markup=False)
-    out.print(f"Run directory: {result.directory}", soft_wrap=True, markup=False)
+        _paragraph(note)
+    out.print("\n[bold]Privacy[/bold]")
+    _paragraph(summary["privacy"]["statement"])
+    out.print(f"\nRun directory: {result.directory}", soft_wrap=True, markup=False)
 
 
 def _print_comparison(comparison: Comparison) -> None:
-    seeds = ", ".join(map(str, comparison.seeds))
-    first = comparison.rows[0].results[0].summary
+    results = [result for row in comparison.rows for result in row.results]
+    first = results[0].summary
+    several = len(comparison.seeds) > 1
     table = Table(
-        title=f"{first['dataset']}, {first['partition']}, {first['clients']} clients, {first['rounds']} rounds, seeds {seeds}",
+        title=f"{first['dataset']}, {first['partition']}, {first['clients']} clients, {first['rounds']} rounds, "
+        f"seed{'s' if several else ''} {', '.join(map(str, comparison.seeds))}",
         title_justify="left",
-        caption="mean ± standard deviation over seeds; 'best' is the best round, chosen on the test set"
-        if len(comparison.seeds) > 1
-        else "one seed, so no deviation; 'best' is the best round, chosen on the test set",
+        caption=f"{'mean ± standard deviation over seeds' if several else 'one seed, so no deviation'}; "
+        "best: the best round, chosen on the test set",
         caption_justify="left",
+        box=box.SIMPLE_HEAD,
+        padding=0,
+        collapse_padding=True,
     )
-    for column in ("algorithm", "accuracy", "best", "worst client", "sent up + down", "seconds"):
-        table.add_column(column, justify="left" if column == "algorithm" else "right")
+    table.add_column("algorithm", overflow="fold")
+    for column in ("accuracy", "best", "worst client", "up + down", "seconds"):
+        table.add_column(column, justify="right", no_wrap=True)
     for row in comparison.rows:
-        up, down = row.figure("bytes_up")[0], row.figure("bytes_down")[0]
+        up, down, seconds = (row.figure(name)[0] or 0 for name in ("bytes_up", "bytes_down", "seconds"))
         table.add_row(
-            row.label, *(_mean(*row.figure(name)) for name in ("accuracy", "best_accuracy", "worst_client_accuracy")),
-            _bytes((up or 0) + (down or 0)), f"{row.figure('seconds')[0]:.1f}",
-        )  # fmt: skip
-    out.print(table)
-    for note in first["notes"]:
-        out.print(note, soft_wrap=True, markup=False)
-    for row in comparison.rows:
-        out.print(
-            f"Privacy of {row.label}: {row.results[0].summary['privacy']['statement']}", soft_wrap=True, markup=False
+            row.label,
+            *(_mean(*row.figure(name)) for name in ("accuracy", "best_accuracy", "worst_client_accuracy")),
+            _bytes(up + down),
+            f"{seconds:.1f}",
         )
-    out.print(
-        f"Run directories: {comparison.directory}/<algorithm>-seed<seed>; figures: {comparison.directory}/comparison.csv",
-        soft_wrap=True,
-        markup=False,
-    )
+    out.print(table)
+    read = sum(result.was_finished for result in results)
+    if read:
+        _paragraph(f"{read} of {len(results)} runs were finished before: they were read, and not run again.")
+    for note in first["notes"]:
+        _paragraph(note)
+    out.print("\n[bold]Privacy[/bold] (what is protected, from whom, and what is not: each run's summary.json)")
+    for row in comparison.rows:
+        # the last sentence is the sum of the account; seeds may differ in it
+        totals = dict.fromkeys(result.summary["privacy"]["statement"].rsplit(". ", 1)[-1] for result in row.results)
+        _paragraph(f"{row.label}: {' '.join(totals)}")
+    folder = comparison.directory
+    out.print(f"\nRun directories: {folder}/<algorithm>-seed<seed>", soft_wrap=True, markup=False)
+    out.print(f"All figures: {folder}/comparison.csv", soft_wrap=True, markup=False)
+
+
+def _print_federation(federation: Federation, title: str) -> None:
+    from fedfill.data.federation import class_table
+
+    header, rows = class_table(federation)
+    names = federation.class_names
+    # two columns stand before the classes and one behind
+    widths = [max(len(str(row[k])) for row in rows) + 2 for k in range(len(header))]
+    if sum(widths) > min(out.width, READABLE):
+        header = ["client", "samples", "classes", "own test"]
+        rows = [[row[0], row[1], sum(count > 0 for count in row[2:-1]), row[-1]] for row in rows]
+        title += f", {len(names)} classes"
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    for column in header:
+        table.add_column(column, justify="right", overflow="fold")
+    for row in rows[:MOST_ROWS]:
+        table.add_row(str(row[0]), *(str(value) if value else "·" for value in row[1:]))
+    out.print(table)
+    if len(rows) > MOST_ROWS:
+        _paragraph(f"... and {len(rows) - MOST_ROWS} more clients, all of them in the picture.")
+    for note in federation.notes:
+        _paragraph(note)
+
+
+def _paragraph(text: str) -> None:
+    """Prose, broken between words at a width that reads well."""
+    out.print(text, markup=False, width=min(out.width, READABLE))
 
 
 def _mean(mean: float | None, deviation: float | None) -> str:
     if mean is None:
         return "-"
-    return f"{mean:.4f}" if deviation is None else f"{mean:.4f} ± {deviation:.4f}"
+    return _share(mean) if deviation is None else f"{_share(mean)} ± {_share(deviation)}"
 
 
 def _share(value: float) -> str:

@@ -14,8 +14,8 @@ from torch import nn
 
 from fedfill.algorithms.base import find
 from fedfill.errors import FedfillError
-from fedfill.experiment import Experiment, OnRound, Result, arrange, execute, split_settings
-from fedfill.runs.directory import write_atomically
+from fedfill.experiment import Experiment, OnRound, Prepared, Result, arrange, execute, split_settings
+from fedfill.runs.directory import RunDirectory, write_atomically
 
 FIGURES = ("accuracy", "best_accuracy", "worst_client_accuracy", "client_variance", "class_variance", "bytes_up",
            "bytes_down", "train_samples", "seconds")  # fmt: skip
@@ -111,28 +111,37 @@ def compare(
     """
     if not algorithms or not seeds:
         raise FedfillError("compare: needs at least one algorithm and one seed")
+    if "seed" in options:
+        raise FedfillError("seed: a comparison has seeds, a list of them")
     for what, items in (("algorithm", algorithms), ("seed", seeds)):
         twice = [item for k, item in enumerate(items) if item in list(items)[:k]]
         if twice:
             raise FedfillError(f"compare: the {what} '{twice[0]}' is given twice")
     variants = [(label, *parse_variant(label)) for label in algorithms]
     shared = _shared_settings([name for _, name, _ in variants], options)
+
+    def arranged(name: str, own: Mapping[str, str], seed: int) -> Prepared:
+        return arrange(name, data=data, partition=partition, model=model, seed=seed, **{**shared[name], **own})
+
     # everything is checked before anything runs
     for _, name, own in variants:
-        split_settings(find(name), own)
-    for label, name, own in variants:
-        arrange(name, data=data, partition=partition, model=model, seed=seeds[0], **shared[name], **own)
+        split_settings(find(name), own)  # an option of the experiment, such as rounds, must be the same for all
+    for seed in seeds:
+        for label, name, own in variants:
+            RunDirectory(_folder(out, label, seed)).check(arranged(name, own, seed).digest)
 
     results: dict[str, list[Result]] = {label: [] for label in algorithms}
     for seed in seeds:
         for label, name, own in variants:
-            settings = {**shared[name], **own}
-            prepared = arrange(name, data=data, partition=partition, model=model, seed=seed, **settings)
-            folder = Path(out) / f"{label.replace(':', '-').replace(',', '-')}-seed{seed}"
-            results[label].append(execute(prepared, folder, on_run(label, seed) if on_run else None))
+            follow = on_run(label, seed) if on_run else None
+            results[label].append(execute(arranged(name, own, seed), _folder(out, label, seed), follow))
     rows = tuple(Row(label, tuple(results[label])) for label in algorithms)
     write_atomically(Path(out) / "comparison.csv", _csv(rows).encode())
     return Comparison(rows, tuple(seeds), Path(out))
+
+
+def _folder(out: str | Path, label: str, seed: int) -> Path:
+    return Path(out) / f"{label.replace(':', '-').replace(',', '-')}-seed{seed}"
 
 
 def _shared_settings(names: Sequence[str], options: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
+import math
+import re
 import statistics
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -19,6 +21,7 @@ from torch import nn
 from fedfill import __version__, tree
 from fedfill.algorithms.base import Algorithm, find
 from fedfill.data.federation import Federation, federate
+from fedfill.data.samples import Samples, normalise
 from fedfill.engines.contract import Books, Server, State
 from fedfill.engines.local import LocalEngine, choose_device
 from fedfill.errors import FedfillError, did_you_mean
@@ -26,8 +29,7 @@ from fedfill.models.layers import with_streams
 from fedfill.models.networks import ModelSettings, build
 from fedfill.models.views import require_parts, weights_of
 from fedfill.privacy.ledger import Ledger
-from fedfill.runs.directory import RunDirectory, to_json
-from fedfill.runs.pictures import image_grid
+from fedfill.runs.directory import RunDirectory, to_json, writing
 from fedfill.streams import derive
 from fedfill.tree import Weights
 
@@ -50,8 +52,8 @@ class Experiment(BaseModel):
     """Share of the training set that is used."""
     partition: str = "dirichlet:0.5"
     """How the training set is divided among the clients."""
-    clients: int = Field(default=10, ge=1)
-    """Number of clients (K)."""
+    clients: int | None = Field(default=10, ge=1)
+    """Number of clients (K); none: as many as a list of data sets or a partitioner object makes."""
     client_test: float = Field(default=0.1, ge=0, le=0.5)
     """Share of each client's samples that is kept as its own test split."""
     participation: float = Field(default=1.0, gt=0, le=1)
@@ -66,8 +68,8 @@ class Experiment(BaseModel):
     """Engine that carries messages and runs clients."""
     device: str = "auto"
     """Where data and models live: auto, cpu, cuda, cuda:N."""
-    workers: int | None = Field(default=None, ge=1)
-    """Threads over clients; none: one for each processor."""
+    workers: int | None = Field(default=None, ge=1, le=1024)
+    """Threads over clients, each with a model of its own; none: one for each processor."""
     delta: float = Field(default=1e-5, gt=0, lt=1)
     """Delta at which the privacy account gives epsilon."""
     settings: dict[str, Any] = Field(default_factory=dict)
@@ -75,6 +77,9 @@ class Experiment(BaseModel):
     model_settings: dict[str, Any] = Field(default_factory=dict)
     """Settings of the built-in networks."""
 
+
+PYTHON = "python"
+"""Stands in ``experiment.toml`` for what came from Python, where the name of its type may follow: ``python:Net``."""
 
 # what may differ between two runs of the same experiment
 _INCIDENTAL = {"data_dir", "device", "workers"}
@@ -89,12 +94,19 @@ class Result:
         summary: The figures to quote, as in ``summary.json``.
         rounds: One record for each round.
         weights: The final global weights.
+        resumed_after: Rounds that had been done before this call: all of them where the run was finished and only read.
     """
 
     directory: Path
     summary: dict[str, Any]
     rounds: list[dict[str, Any]]
     weights: Weights
+    resumed_after: int = 0
+
+    @property
+    def was_finished(self) -> bool:
+        """Whether every round had been done before, so that nothing was trained."""
+        return self.resumed_after == len(self.rounds)
 
 
 B = TypeVar("B", bound=BaseModel)
@@ -117,17 +129,20 @@ def checked(kind: type[B], values: Mapping[str, Any], what: str = "setting") -> 
     for name in values:
         if name not in kind.model_fields:
             raise FedfillError(f"{what}: unknown name '{name}'; {did_you_mean(name, kind.model_fields)}")
-    given = dict(values)
+    # a truth value is no number: Python and pydantic would read True as 1
+    given = {
+        name: str(value) if isinstance(value, bool) and kind.model_fields[name].annotation is not bool else value
+        for name, value in values.items()
+    }
     try:
         return kind(**given)
     except ValidationError as error:
         first = error.errors()[0]
-        name = str(first["loc"][0]) if first["loc"] else ""
-        if str(given.get(name)).lower() == "none" and type(None) in getattr(
-            kind.model_fields[name].annotation, "__args__", ()
-        ):
-            return checked(kind, {key: value for key, value in given.items() if key != name} | {name: None}, what)
-        raise FedfillError(f"{name}: found {first['input']!r}; allowed: {_allowed(first)}") from None
+    name = str(first["loc"][0]) if first["loc"] else what
+    optional = name in given and type(None) in get_args(kind.model_fields[name].annotation)
+    if optional and str(given[name]).lower() == "none":
+        return checked(kind, {**given, name: None}, what)
+    raise FedfillError(f"{name}: found {first['input']!r}; allowed: {_allowed(first)}")
 
 
 def _allowed(error: Mapping[str, Any]) -> str:
@@ -147,6 +162,7 @@ def _allowed(error: Mapping[str, Any]) -> str:
         "bool_parsing": "true or false",
         "bool_type": "true or false",
         "string_type": "text",
+        "dict_type": "a table of settings",
     }
     kind = str(error["type"])
     return words[kind].format(**context) if kind in words else str(error["msg"])
@@ -226,6 +242,15 @@ def prepare(
         FedfillError: Where a setting is not allowed or the parts don't fit.
     """
     kind = algorithm or find(experiment.algorithm)
+    for what, word, given in (
+        ("data", experiment.data, data),
+        ("partition", experiment.partition, partition),
+        ("model", experiment.model, model),
+    ):
+        if given is None and word.split(":")[0] == PYTHON:
+            raise FedfillError(
+                f"{what}: this experiment's {what} came from Python; give the same again to fedfill.resume or fedfill.run there"
+            )
     if experiment.engine != "local":
         raise FedfillError(f"engine: unknown name '{experiment.engine}'; {did_you_mean(experiment.engine, ['local'])}")
     own, models = dict(experiment.settings), dict(experiment.model_settings)
@@ -252,17 +277,37 @@ def prepare(
     else:
         network = with_streams(copy.deepcopy(model))
         if models:
-            raise FedfillError("model settings go with the built-in networks, and the model is a module of your own")
+            raise FedfillError(
+                f"model setting: found {', '.join(models)}; these go with the built-in networks, and the model is a module of your own"
+            )
+        _require_fit(network, federation)
     require_parts(network, kind.parts, kind.name)
     settings = settings.resolved(rounds=experiment.rounds, model=network)
     final = experiment.model_copy(
         update={
             "clients": len(federation.clients),
-            "settings": settings.model_dump(exclude_none=True),
-            "model_settings": {} if model is not None else model_settings.model_dump(exclude_none=True),
+            "settings": settings.model_dump(),
+            "model_settings": {} if model is not None else model_settings.model_dump(),
         }
     )
     return Prepared(final, settings, federation, network, weights_of(network))
+
+
+def _require_fit(model: nn.Module, federation: Federation) -> None:
+    """Try a user's own network on one sample, so that a misfit shows before anything is written."""
+    try:
+        with torch.inference_mode():
+            scores = copy.deepcopy(model).eval()(normalise(federation.test.inputs[:1]))
+        found = list(scores.shape)
+    except Exception as error:  # whatever a foreign module may raise
+        raise FedfillError(
+            f"model: {type(model).__name__} can't take a sample of shape {list(federation.shape)} ({str(error).splitlines()[0]})"
+        ) from error
+    if found != [1, federation.classes]:
+        raise FedfillError(
+            f"model: {type(model).__name__} makes scores of shape {found} for one sample; allowed: [1, {federation.classes}], "
+            "one for each class"
+        )
 
 
 def execute(prepared: Prepared, path: Path, on_round: OnRound | None = None) -> Result:
@@ -281,23 +326,35 @@ def execute(prepared: Prepared, path: Path, on_round: OnRound | None = None) -> 
     """
     device = choose_device(prepared.experiment.device)
     directory = RunDirectory(path)
-    directory.open({**prepared.experiment.model_dump(), "version": __version__}, prepared.digest)
+    directory.open(_document(prepared.experiment), prepared.digest)
     try:
-        if directory.summary() is not None:
-            return _recorded(directory)
+        summary = directory.summary()
+        if summary is not None:
+            return _recorded(prepared, directory, summary)
         return _loop(prepared, directory, device, on_round)
     finally:
         directory.close()
 
 
-def _recorded(directory: RunDirectory) -> Result:
-    checkpoint = directory.read_checkpoint()
-    summary = directory.summary()
-    if checkpoint is None or summary is None:
+def _document(experiment: Experiment) -> dict[str, Any]:
+    """What ``experiment.toml`` holds. TOML has no null: an empty setting is the word that `checked` reads as one."""
+    document = {key: value for key, value in experiment.model_dump().items() if value is not None}
+    for table in ("settings", "model_settings"):
+        document[table] = {key: "none" if value is None else value for key, value in document[table].items()}
+    return {"version": __version__, **document}
+
+
+def _recorded(prepared: Prepared, directory: RunDirectory, summary: dict[str, Any]) -> Result:
+    checkpoint, rounds = _checkpoint(prepared, directory), prepared.experiment.rounds
+    if (
+        checkpoint is None
+        or checkpoint["rounds"] != rounds
+        or summary.get("weights_sha256") != tree.sha256(checkpoint["weights"])
+    ):
         raise FedfillError(
-            f"out: {directory.path} is marked as finished but has no checkpoint; remove summary.json and resume"
+            f"out: summary.json and checkpoint in {directory.path} don't belong together; remove summary.json and resume the run"
         )
-    return Result(directory.path, summary, directory.rounds(), checkpoint["weights"])
+    return Result(directory.path, summary, directory.cut_rounds(rounds), checkpoint["weights"], rounds)
 
 
 def _loop(prepared: Prepared, directory: RunDirectory, device: torch.device, on_round: OnRound | None) -> Result:
@@ -337,6 +394,10 @@ def _loop(prepared: Prepared, directory: RunDirectory, device: torch.device, on_
             algorithm.round(server, t)
             weights = algorithm.global_weights(server)
             evaluation = engine.evaluate(weights)
+            if not math.isfinite(evaluation.loss):
+                raise FedfillError(
+                    f"training diverged: after round {t + 1} the loss on the test set is {evaluation.loss}; try a smaller learning_rate"
+                )
             account = server.ledger.account(experiment.delta)
             took = time.perf_counter() - start
             seconds += took
@@ -373,28 +434,41 @@ def _loop(prepared: Prepared, directory: RunDirectory, device: torch.device, on_
                 on_round(record, experiment.rounds)
 
         weights = algorithm.global_weights(server)
-        images = algorithm.synthetic(server)
-        if images is not None and len(images) and images.inputs.dim() == 4:
-            picture = directory.path / "samples" / f"round-{experiment.rounds:04d}.png"
-            picture.parent.mkdir(exist_ok=True)
-            image_grid(images.to("cpu"), federation.class_names, picture)
+        _picture(
+            algorithm.synthetic(server), federation, directory.path / "samples" / f"round-{experiment.rounds:04d}.png"
+        )
         summary = summarise(prepared, server, records, seconds, engine.workers, str(device), weights)
         directory.write("summary.json", to_json(summary))
-        return Result(directory.path, summary, records, tree.to(weights, "cpu"))
+        return Result(directory.path, summary, records, tree.to(weights, "cpu"), done)
     finally:
         engine.close()
+
+
+def _picture(images: Samples | None, federation: Federation, path: Path) -> None:
+    if images is None or not len(images) or images.inputs.dim() != 4:
+        return
+    from fedfill.runs.pictures import image_grid  # here: matplotlib costs every start a third of a second
+
+    with writing(path):
+        path.parent.mkdir(exist_ok=True)
+        image_grid(images.to("cpu"), federation.class_names, path)
+
+
+def _checkpoint(prepared: Prepared, directory: RunDirectory) -> dict[str, Any] | None:
+    checkpoint = directory.read_checkpoint()
+    if checkpoint is not None and checkpoint.get("digest") != prepared.digest:
+        raise FedfillError(
+            f"resume: the checkpoint in {directory.path} is another experiment's; start again in a new folder"
+        )
+    return checkpoint
 
 
 def _restore(
     prepared: Prepared, directory: RunDirectory, server: Server, engine: LocalEngine, device: torch.device
 ) -> tuple[int, float]:
-    checkpoint = directory.read_checkpoint()
+    checkpoint = _checkpoint(prepared, directory)
     if checkpoint is None:
         return 0, 0.0
-    if checkpoint["digest"] != prepared.digest:
-        raise FedfillError(
-            f"resume: the checkpoint in {directory.path} is another experiment's; start again in a new folder"
-        )
     server.state = State(tree.to(checkpoint["server"], device))
     engine.restore(checkpoint["clients"])
     server.ledger = Ledger.restore(checkpoint["ledger"])
@@ -471,8 +545,8 @@ def _variance(shares: list[float]) -> float | None:
 def default_directory(prepared: Prepared) -> Path:
     """``runs/<name>`` with a name that tells the experiment and never clashes with another's."""
     experiment = prepared.experiment
-    words = [experiment.algorithm, experiment.data, experiment.partition.replace(":", ""), f"seed{experiment.seed}"]
-    return Path("runs") / "-".join([*words, prepared.digest[:8]])
+    words = [experiment.algorithm, experiment.data, experiment.partition, f"seed{experiment.seed}", prepared.digest[:8]]
+    return Path("runs") / "-".join(re.sub(r"[^\w.+-]", "", word) for word in words)
 
 
 def run(
@@ -533,15 +607,15 @@ def arrange(
     own, models = split_settings(kind, {k: v for k, v in options.items() if k not in fields})
     if fields.get("data_dir") is not None:
         fields["data_dir"] = str(fields["data_dir"])
-    if isinstance(data, list | tuple) and isinstance(data, list) and "clients" not in fields:
-        fields["clients"] = len(data)
+    if isinstance(data, list) or not isinstance(partition, str):
+        fields.setdefault("clients", None)  # the list or the partitioner says how many
     experiment = checked(
         Experiment,
         {
             "algorithm": kind.name,
-            "data": data if isinstance(data, str) else "python",
-            "partition": partition if isinstance(partition, str) else type(partition).__name__,
-            "model": model if isinstance(model, str) else type(model).__name__,
+            "data": data if isinstance(data, str) else PYTHON,
+            "partition": "given" if isinstance(data, list) else _named(partition),
+            "model": _named(model),
             **fields,
             "settings": own,
             "model_settings": models,
@@ -555,6 +629,10 @@ def arrange(
         model=None if isinstance(model, str) else model,
         algorithm=kind,
     )
+
+
+def _named(thing: Any) -> str:
+    return thing if isinstance(thing, str) else f"{PYTHON}:{type(thing).__name__}"
 
 
 def resume(
@@ -596,9 +674,7 @@ def resume(
     changes = {"workers": workers, "device": device, "data_dir": str(data_dir) if data_dir is not None else None}
     document |= {key: value for key, value in changes.items() if value is not None}
     experiment = checked(Experiment, document, "option")
-    if experiment.data == "python" and data is None:
-        raise FedfillError("resume: this run's data came from Python; call fedfill.resume with the same data there")
     prepared = prepare(experiment, data=data, partition=partition, model=model, algorithm=algorithm)
     if prepared.digest != digest:
-        raise FedfillError(f"resume: data, model or settings are not those that {directory} was started with")
+        raise FedfillError(f"resume: data, model or settings are not the ones that {directory} was started with")
     return execute(prepared, folder.path, on_round)

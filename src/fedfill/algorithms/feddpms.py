@@ -313,6 +313,7 @@ class FedDPMS(Algorithm):
     @client_handler
     async def secondary_client(self, client: Client, message: Secondary) -> SecondaryReply:
         """Algorithm 2, lines 2 to 20, on client i."""
+        client.state.local_decoder = None  # preliminary training is over, also for clients that missed its last round
         if message.decoder is not None:
             client.state.decoder = message.decoder
         acceptance: list[list[int]] = []

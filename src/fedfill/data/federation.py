@@ -1,4 +1,4 @@
-"""Federations: a data set divided among clients, each with its own test split, and one test set that nobody trains on."""
+"""Federations: data divided among clients, each with its own test split, and a test set that nobody trains on."""
 
 from __future__ import annotations
 
@@ -80,14 +80,14 @@ def federate(
 ) -> Federation:
     """Load a data set and divide it among clients.
 
-    A list of data sets is a partition of its own: each client gets one, `partition` isn't looked at, each client's own test
-    split is its data set's test set (where that has none, a fixed stratified fifth) and `client_test` isn't used; the
-    global test set is all of these together.
+    A list of data sets is a partition of its own: each client gets one, and `partition` and `client_test` aren't used.
+    Each client's own test split is then the test set of its data (where they have none, a fixed stratified fifth), and
+    the global test set is all of these together.
 
     Args:
         data: A name (see `sources.load`), a Python form (see `sources.from_python`) or a list of forms, one per client.
         data_dir: Where data sets lie, for a name.
-        fraction: The share of the training set to use, stratified by class, above 0 and up to 1. The test set stays whole.
+        fraction: The share of the training set to use, stratified by class, above 0 and up to 1.
         partition: A spec such as ``"dirichlet:0.5"``, or a `flwr_datasets` partitioner.
         clients: How many clients; for a list or a partitioner None, or the number that it has.
         seed: The experiment's seed.
@@ -115,7 +115,8 @@ def federate(
     notes = [source.note, how]
     if fraction < 1:
         notes.append(
-            f"Data fraction {fraction:g}: {len(train):,} of {len(source.train):,} training samples, stratified by class."
+            f"Data fraction {fraction:g}: {len(train):,} of {len(source.train):,} training samples, stratified by "
+            "class."
         )
     if len(left := train.labels) > sum(map(len, parts)):
         notes.append(
@@ -158,22 +159,22 @@ def _given(given: list[Source], fraction: float, clients: int | None, seed: int)
     for index, source in enumerate(given):
         if source.class_names != class_names[: len(source.class_names)]:
             raise FedfillError(
-                f"data of client {index}: its classes are {', '.join(source.class_names)}, but those of another client are "
-                f"{', '.join(class_names)}; all clients need the same classes in the same order"
+                f"data of client {index}: its classes are {', '.join(source.class_names)}, but those of another client "
+                f"are {', '.join(class_names)}; all clients need the same classes in the same order"
             )
         inputs = source.train.inputs
         if inputs.shape[1:] != first.shape[1:] or inputs.dtype != first.dtype:
             raise FedfillError(
-                f"data of client {index}: its samples have shape {list(inputs.shape[1:])} and type {inputs.dtype}, but client 0's have "
-                f"{list(first.shape[1:])} and {first.dtype}; bring them to one shape and type"
+                f"data of client {index}: its samples have shape {list(inputs.shape[1:])} and type {inputs.dtype}, but "
+                f"client 0's have {list(first.shape[1:])} and {first.dtype}; bring them to one shape and type"
             )
         train = _part(source.train, fraction, numpy_stream(seed, "fraction", index))
         members.append(ClientData(train, source.test))
     test = Samples(torch.cat([s.test.inputs for s in given]), torch.cat([s.test.labels for s in given]))
-    notes = [
-        *dict.fromkeys(source.note for source in given),
-        "Partition: given with the data, one data set per client; the global test set is all clients' test sets together.",
-    ]
+    notes = list(dict.fromkeys(source.note for source in given))
+    notes.append(
+        "Partition: given with the data, one data set per client; the test set is all clients' test sets together."
+    )
     if fraction < 1:
         notes.append(f"Data fraction {fraction:g} of each client's training samples, stratified by class.")
     name = "+".join(dict.fromkeys(source.name for source in given))

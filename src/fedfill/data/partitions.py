@@ -96,13 +96,13 @@ def dirichlet(labels: NDArray[Any], clients: int, seed: int, beta: float, min_sa
             ]
             return [np.sort(np.concatenate(parts)) for parts in zip(*pieces, strict=True)]
     raise FedfillError(
-        f"partition 'dirichlet:{beta:g}': none of {TRIES:,} draws gave each of {clients:,} clients {min_samples} of the "
-        f"{len(labels):,} samples; use a larger beta, fewer clients or more data"
+        f"partition 'dirichlet:{beta:g}': none of {TRIES:,} draws gave each of {clients:,} clients {min_samples} of "
+        f"the {len(labels):,} samples; use a larger beta, fewer clients or more data"
     )
 
 
 def _guarded_cuts(sizes: Indices, clients: int, beta: float, rng: np.random.Generator) -> Indices | None:
-    """Where each class is cut, ``[classes, clients]`` (the last column is the class's size); None if the guard leaves no client."""
+    """Where each class is cut, ``[classes, clients]``; None if the guard leaves nobody to give a class to."""
     fair = sizes.sum() / clients
     held = np.zeros(clients, np.int64)
     cuts = np.empty((len(sizes), clients), np.int64)
@@ -124,8 +124,8 @@ def _guarded_cuts(sizes: Indices, clients: int, beta: float, rng: np.random.Gene
 def classes(labels: NDArray[Any], clients: int, seed: int, count: int) -> list[Indices]:
     """Label skew by pieces of one class: ``clients * count`` pieces are shuffled and each client gets `count` of them.
 
-    Every class is cut into the same number of pieces, of sizes that differ by one at most. Where the pieces don't divide
-    by the classes, the largest classes get one more (among equals, chance decides); where a class has too few
+    Every class is cut into the same number of pieces, of sizes that differ by one at most. Where the pieces don't
+    divide by the classes, the largest classes get one more (among equals, chance decides); where a class has too few
     samples for its number, others take the rest. A client may be dealt two pieces of one class, so it holds at most
     `count` classes. With McMahan et al.'s shards of the sorted data a shard may straddle two classes; here none does.
 
@@ -139,7 +139,7 @@ def classes(labels: NDArray[Any], clients: int, seed: int, count: int) -> list[I
         One sorted int64 index array per client.
 
     Raises:
-        FedfillError: Where `count` is out of range, or there are fewer pieces than classes or fewer samples than pieces.
+        FedfillError: Where `count` is out of range, or there are fewer pieces than classes or samples than pieces.
     """
     labels = _checked(labels, clients)
     present, sizes = np.unique(labels, return_counts=True)
@@ -150,7 +150,8 @@ def classes(labels: NDArray[Any], clients: int, seed: int, count: int) -> list[I
     if pieces < len(present):
         raise FedfillError(
             f"{spec}: {clients} clients make {pieces} pieces, too few for {len(present)} classes; "
-            f"use at least {math.ceil(len(present) / clients)} classes per client or {math.ceil(len(present) / count)} clients"
+            f"use at least {math.ceil(len(present) / clients)} classes per client or "
+            f"{math.ceil(len(present) / count)} clients"
         )
     if pieces > len(labels):
         raise FedfillError(
@@ -288,7 +289,7 @@ def from_partitioner(partitioner: Partitioner, labels: NDArray[Any]) -> list[Ind
     Raises:
         FedfillError: Where the partitioner refuses, gives a sample to two clients or gives a client nothing.
     """
-    import datasets  # type: ignore[import-untyped]
+    import datasets
 
     kind = type(partitioner).__name__
     labels = _checked(labels, 1)
@@ -315,11 +316,11 @@ def from_partitioner(partitioner: Partitioner, labels: NDArray[Any]) -> list[Ind
 
 
 def hold_out(labels: NDArray[Any], share: float, rng: np.random.Generator) -> tuple[Indices, Indices]:
-    """A stratified split: of each class, this share of the samples is held out, rounded to the nearest, and one always stays.
+    """A stratified split: this share of each class is held out, rounded to the nearest, and one sample always stays.
 
     Args:
         labels: ``[n]`` integers.
-        share: The share to hold out, 0..1. With one `rng` state, what a larger share keeps is part of what a smaller one keeps.
+        share: The share to hold out, 0..1. From one state of `rng`, a larger share keeps part of what a smaller keeps.
         rng: Where the draws come from.
 
     Returns:
@@ -355,6 +356,6 @@ def _check_beta(name: str, beta: float) -> None:
 def _check_room(name: str, samples: int, clients: int, min_samples: int) -> None:
     if clients * min_samples > samples:
         raise FedfillError(
-            f"partition: '{name}' gives every client at least {min_samples} samples, but {samples:,} samples are too few for "
-            f"{clients:,} clients; use at most {samples // min_samples:,}"
+            f"partition: '{name}' gives every client at least {min_samples} samples, but {samples:,} samples are too "
+            f"few for {clients:,} clients; use at most {samples // min_samples:,}"
         )

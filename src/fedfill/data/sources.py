@@ -1,6 +1,6 @@
 """Sources: where a data set comes from, read into memory once, with its test set kept apart.
 
-Images stay uint8 ``[n, channels, height, width]`` as they were stored; nothing is resized, normalised or augmented here.
+Images stay uint8 ``[n, channels, height, width]`` as they were stored; nothing is resized or scaled here.
 """
 
 from __future__ import annotations
@@ -124,10 +124,11 @@ def _load(name: str, data_dir: str | None, setting: str) -> Source:
 def from_python(data: Any, name: str = "python") -> Source | list[Source]:
     """A source from objects in memory, or one source per client from a list of them.
 
-    Accepted are a tuple ``(inputs, labels)`` or ``(inputs, labels, test_inputs, test_labels)`` of numpy arrays or torch tensors, a
-    `datasets.Dataset`, a `datasets.DatasetDict` with ``train`` and perhaps ``test``, and a `Source`. Inputs are uint8 images
-    ``[n, h, w]``, ``[n, h, w, c]`` or ``[n, c, h, w]`` with 1 or 3 channels (read as ``[n, c, h, w]`` where both fit), or floats
-    ``[n, ...]``, which keep their values and become float32. Where no test set is given, a fixed stratified fifth is held out.
+    Accepted are a tuple ``(inputs, labels)`` or ``(inputs, labels, test_inputs, test_labels)`` of numpy arrays or torch
+    tensors, a `datasets.Dataset`, a `datasets.DatasetDict` with ``train`` and perhaps ``test``, and a `Source`. Inputs
+    are uint8 images ``[n, h, w]``, ``[n, h, w, c]`` or ``[n, c, h, w]`` with 1 or 3 channels (read as ``[n, c, h, w]``
+    where both fit), or floats ``[n, ...]``, which keep their values and become float32. Where no test set is given, a
+    fixed stratified fifth is held out.
 
     Args:
         data: One of these forms, or a list with one of them per client.
@@ -150,7 +151,7 @@ def from_python(data: Any, name: str = "python") -> Source | list[Source]:
 
 
 def _digits() -> Source:
-    from sklearn.datasets import load_digits  # type: ignore[import-untyped]
+    from sklearn.datasets import load_digits
 
     bunch = load_digits()
     images = np.rint(bunch.images * (255 / 16)).astype(np.uint8)[:, None]
@@ -163,7 +164,8 @@ def _split(name: str, samples: Samples, class_names: tuple[str, ...], where: str
     kept, held = hold_out(samples.labels.numpy(), TEST_SHARE, numpy_stream(0, "fixed-test"))
     if not len(held):
         raise FedfillError(
-            f"{where}: there is no test set and the {len(samples)} samples are too few to hold one out; give at least 3 of a class"
+            f"{where}: there is no test set and the {len(samples)} samples are too few to hold one out; give at least "
+            "3 of a class"
         )
     return Source(name, samples[torch.from_numpy(kept)], samples[torch.from_numpy(held)], class_names, SPLIT)
 
@@ -179,7 +181,7 @@ def _folder(name: str, data_dir: Path) -> Path | None:
 
 
 def _layout(folder: Path) -> str | None:
-    """How data lie in a folder: ``parquet``, ``splits`` (train/CLASS/images), ``classes`` (CLASS/images) or not at all."""
+    """How data lie there: ``parquet``, ``splits`` (train/CLASS/images), ``classes`` (CLASS/images) or not at all."""
     if any(folder.glob("train*.parquet")):
         return "parquet"
     if (folder / "train").is_dir():
@@ -192,7 +194,8 @@ def _from_folder(name: str, folder: Path) -> Source:
     where = f"data '{name}'"
     if layout is None:
         raise FedfillError(
-            f"{where}: '{folder}' holds neither train*.parquet files, nor a train folder, nor a folder of images for each class"
+            f"{where}: '{folder}' holds neither train*.parquet files, nor a train folder, nor a folder of images for "
+            "each class"
         )
     if layout == "parquet":
         train, names = _read_parquet(folder, "train")
@@ -224,7 +227,7 @@ def _images(folder: Path) -> Iterator[Path]:
 
 
 def _read_images(folder: Path, names: tuple[str, ...] | None) -> tuple[Samples, tuple[str, ...]]:
-    """The images of ``folder/CLASS/``; `names` are the classes of the training split, which alone a test split may have."""
+    """The images of ``folder/CLASS/``; for a test split `names` are the training classes, and it may have no other."""
     found = tuple(path.name for path in _children(folder))
     if not found:
         raise FedfillError(f"data: '{folder}' holds no class folders")
@@ -248,8 +251,8 @@ def _read_images(folder: Path, names: tuple[str, ...] | None) -> tuple[Samples, 
 
 def _read_parquet(folder: Path, split: str) -> tuple[Samples, tuple[str, ...] | None]:
     """All shards of a split, in the order of their names."""
-    import pyarrow as pa  # type: ignore[import-untyped]
-    import pyarrow.parquet as pq  # type: ignore[import-untyped]
+    import pyarrow as pa
+    import pyarrow.parquet as pq
 
     images: list[Tensor] = []
     labels: list[np.ndarray[Any, Any]] = []
@@ -323,6 +326,9 @@ def _from_arrow(
         names: The classes' names, where they are known.
         where: The beginning of an error sentence.
         paths: Whether to open the file at the struct's ``path`` where a row has no bytes.
+
+    Returns:
+        ``[n, c, h, w]`` uint8 images and ``[n]`` int64 labels.
     """
     import pyarrow as pa
 
@@ -350,7 +356,7 @@ def _from_arrow(
 
 
 def _decode(encoded: Sequence[bytes | Path | None], where: Callable[[int], str]) -> np.ndarray[Any, Any]:
-    """``[n, h, w, c]`` uint8 from PNG, JPEG or other files that Pillow reads, all of one size and all grey or all colour."""
+    """``[n, h, w, c]`` uint8 from whatever Pillow reads; all must be of one size and all grey or all colour."""
     if not encoded:
         return np.empty((0, 0, 0, 0), np.uint8)
     first = _pixels(encoded[0], where(0))
@@ -402,7 +408,7 @@ def _stack(images: np.ndarray[Any, Any]) -> Tensor:
 
 
 def _from_hub(name: str) -> Source:
-    import datasets  # type: ignore[import-untyped]
+    import datasets
 
     repository, configuration = HUB[name]
     problem = _unreachable(repository)
@@ -412,8 +418,9 @@ def _from_hub(name: str) -> Source:
             train, test = datasets.load_dataset(repository, configuration, split=["train", "test"])
     except Exception as error:  # the library has no common base for what can go wrong on the way
         raise FedfillError(
-            f"data: '{name}' could not be fetched from the Hugging Face Hub ({problem or _first_line(error)}); put its Parquet files "
-            f"in a folder '{name}' below --data-dir or FEDFILL_DATA, or use --data digits, which needs no download"
+            f"data: '{name}' could not be fetched from the Hugging Face Hub ({problem or _first_line(error)}); put its "
+            f"Parquet files in a folder '{name}' below --data-dir or FEDFILL_DATA, or use --data digits, which needs "
+            "no download"
         ) from error
     where = f"data '{name}' from the Hugging Face Hub"
     train_samples, names = _from_dataset(train, where)
@@ -428,7 +435,7 @@ def _unreachable(repository: str) -> str | None:
 
     try:
         HfApi(endpoint=datasets.config.HF_ENDPOINT).dataset_info(repository, timeout=5)
-    except Exception as error:  # noqa: BLE001  network, proxy, name service, repository: whatever it is, nothing can be fetched
+    except Exception as error:  # network, proxy, name service, repository: nothing can be fetched
         return _first_line(error)
     return None
 
@@ -457,7 +464,8 @@ def _one_from_python(data: Any, name: str, where: str) -> Source:
     if isinstance(data, tuple):
         if len(data) not in (2, 4):
             raise FedfillError(
-                f"{where}: found a tuple of {len(data)}, but (inputs, labels) or (inputs, labels, test_inputs, test_labels) is needed"
+                f"{where}: found a tuple of {len(data)}, but (inputs, labels) or (inputs, labels, test_inputs, "
+                "test_labels) is needed"
             )
         train = _pair(data[0], data[1], where)
         if len(data) == 2:
@@ -481,8 +489,8 @@ def _one_from_python(data: Any, name: str, where: str) -> Source:
             train, names = _from_dataset(data, where)
             return _split(name, train, _names(names, train), where)
     raise FedfillError(
-        f"{where}: found {type(data).__name__}, but a tuple (inputs, labels), a datasets.Dataset or DatasetDict, a Source, "
-        "or a list with one of these per client is needed"
+        f"{where}: found {type(data).__name__}, but a tuple (inputs, labels), a datasets.Dataset or DatasetDict, a "
+        "Source, or a list with one of these per client is needed"
     )
 
 
@@ -517,7 +525,8 @@ def _inputs(inputs: Any, where: str) -> Tensor:
     if tensor.ndim == 4 and tensor.shape[3] in (1, 3):
         return tensor.permute(0, 3, 1, 2).contiguous()
     raise FedfillError(
-        f"{where}: uint8 inputs have shape {list(tensor.shape)}, but [n, h, w], [n, h, w, c] or [n, c, h, w] with 1 or 3 channels is needed"
+        f"{where}: uint8 inputs have shape {list(tensor.shape)}, but [n, h, w], [n, h, w, c] or [n, c, h, w] with 1 or "
+        "3 channels is needed"
     )
 
 
@@ -577,7 +586,8 @@ def _check_labels(labels: np.ndarray[Any, Any], names: tuple[str, ...] | None, w
 def _check_alike(first: Tensor, second: Tensor, where: str) -> None:
     if first.shape[1:] != second.shape[1:] or first.dtype != second.dtype:
         raise FedfillError(
-            f"{where}: some samples have shape {list(first.shape[1:])} and type {first.dtype}, others {list(second.shape[1:])} and "
+            f"{where}: some samples have shape {list(first.shape[1:])} and type {first.dtype}, others "
+            f"{list(second.shape[1:])} and "
             f"{second.dtype}; all must be alike"
         )
 

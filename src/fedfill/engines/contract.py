@@ -23,7 +23,7 @@ from fedfill import tree
 from fedfill.data.samples import Samples
 from fedfill.errors import ContractError, FedfillError
 from fedfill.privacy.ledger import Ledger, Release, unbounded
-from fedfill.streams import derive, numpy_stream, torch_stream
+from fedfill.streams import numpy_stream, torch_stream
 from fedfill.training.evaluation import Evaluation
 from fedfill.training.local import Fit, Fitted, LocalTraining, Loss
 from fedfill.tree import Record, Tree, Weights
@@ -80,15 +80,17 @@ class State:
 
 
 class Client:
-    """What a handler sees of its client.
+    """What a handler sees of its client; all but the last two arguments are attributes.
 
-    Attributes:
+    Args:
         id: The client's number, 0..clients-1.
         round: The current round.
         data: The client's training samples; they never leave it.
         classes: Number of classes of the task.
         state: What this client keeps between rounds.
         initial: The experiment's initial weights, which every party can make from the seed: they cost no bytes.
+        seed: Of the experiment.
+        resident: Loads weights into the worker's model.
     """
 
     def __init__(
@@ -287,7 +289,8 @@ class Server:
 
     def stream(self, purpose: str) -> torch.Generator:
         """The server's stream of randomness of (seed, purpose, round)."""
-        return torch.Generator().manual_seed(derive(self.seed, "server", purpose, self._round))
+        device = next((tensor.device for tensor in self.initial.values()), "cpu")
+        return torch_stream(self.seed, "server", purpose, self._round, device=device)
 
     def model(self, weights: Weights) -> nn.Module:
         """A model that holds `weights`, in evaluation mode, valid until the next call."""

@@ -213,8 +213,8 @@ class LocalEngine:
             resident=resident.load,
         )
         seconds, samples, fits = 0.0, 0, 0
+        handling = function(client, message)
         try:
-            handling = function(client, message)
             answer: Fitted | None = None
             while True:
                 try:
@@ -238,6 +238,8 @@ class LocalEngine:
             raise
         except Exception as error:  # an error is a reply; its traceback stays attached
             return Outcome(error=error, fit_seconds=seconds, train_samples=samples)
+        finally:
+            handling.close()
         values = state.tree()
         if values:
             # a state never shares memory with what was received or sent

@@ -20,7 +20,7 @@ def part(weights: Weights, *names: str) -> Weights:
 
     Args:
         weights: Tensors by their names in the state dict.
-        names: Names of parts, such as ``"encoder"``.
+        *names: Names of parts, such as ``"encoder"``.
 
     Returns:
         The same tensors, in the order of `weights`.

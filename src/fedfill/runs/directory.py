@@ -26,11 +26,12 @@ _OWN = {"experiment.toml", "rounds.jsonl", "summary.json", "checkpoint", "partit
 
 
 @contextmanager
-def writing(path: Path) -> Iterator[None]:
+def writing(path: Path, hint: str = "make room or choose another place") -> Iterator[None]:
     """Turn a failed write below into one sentence.
 
     Args:
         path: What is being written.
+        hint: What the user can do.
 
     Raises:
         FedfillError: Where the disk is full, or the place can't be written to.
@@ -38,23 +39,21 @@ def writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise FedfillError(
-            f"out: can't write {path} ({error.strerror or error}); what was checkpointed before is intact: "
-            "make room or choose another folder, then use 'fedfill resume'"
-        ) from error
+        raise FedfillError(f"out: can't write {path} ({error.strerror or error}); {hint}") from error
 
 
-def write_atomically(path: Path, data: bytes) -> None:
+def write_atomically(path: Path, data: bytes, hint: str = "make room or choose another place") -> None:
     """Write a whole file or none of it.
 
     Args:
         path: Its parent is created.
         data: All of its bytes.
+        hint: What the user can do where it fails.
 
     Raises:
         FedfillError: Where it can't be written.
     """
-    with writing(path):
+    with writing(path, hint):
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
         try:
@@ -62,6 +61,7 @@ def write_atomically(path: Path, data: bytes) -> None:
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
+            os.chmod(name, 0o644)  # mkstemp's files are readable by their owner alone
             os.replace(name, path)
         except BaseException:
             Path(name).unlink(missing_ok=True)
@@ -88,29 +88,46 @@ class RunDirectory:
         """Make the folder this experiment's, or make sure that it is, and keep other processes out.
 
         Args:
-            experiment: Every setting, resolved.
+            experiment: Every setting, resolved; no value is None.
             digest: Identifies the experiment.
 
         Raises:
             FedfillError: Where the folder holds something else, is in use, or can't be written.
         """
-        if self.path.exists() and not self.path.is_dir():
-            raise FedfillError(f"out: {self.path} is a file; choose a folder that is new or holds this experiment")
+        self.check(digest)
         with writing(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
-        if not (self.path / "experiment.toml").exists():
-            strangers = [p.name for p in self.path.iterdir() if p.name not in _OWN and not p.name.endswith(".tmp")]
-            if strangers:
-                raise FedfillError(
-                    f"out: {self.path} is not empty and holds no run ({sorted(strangers)[0]} lies there); "
-                    "choose a folder that is new or holds this experiment"
-                )
-        elif self.digest() != digest:
-            raise FedfillError(f"out: {self.path} holds another experiment; choose another folder or remove it")
         self.lock()
+        for half_written in (*self.path.glob(".*.tmp"), *self.path.glob("*/.*.tmp")):
+            half_written.unlink(missing_ok=True)  # by a process that was killed
         if not (self.path / "experiment.toml").exists():
-            document = {key: value for key, value in experiment.items() if value is not None}
-            self.write("experiment.toml", tomli_w.dumps({**document, "digest": digest}).encode())
+            self.write("experiment.toml", tomli_w.dumps({"digest": digest, **experiment}).encode())
+
+    def check(self, digest: str) -> None:
+        """Make sure, and write nothing, that the folder is new, empty or this experiment's.
+
+        Args:
+            digest: Identifies the experiment.
+
+        Raises:
+            FedfillError: Where the folder holds something else.
+        """
+        with writing(self.path):
+            if not self.path.exists():
+                return
+            if not self.path.is_dir():
+                raise FedfillError(f"out: {self.path} is a file; choose a folder that is new or holds this experiment")
+            names = sorted(p.name for p in self.path.iterdir())
+        if "experiment.toml" in names:
+            if self.digest() != digest:
+                raise FedfillError(f"out: {self.path} holds another experiment; choose another folder or remove it")
+            return
+        strangers = [name for name in names if name not in _OWN and not name.endswith(".tmp")]
+        if strangers:
+            raise FedfillError(
+                f"out: {self.path} is not empty and holds no run ({strangers[0]} lies there); "
+                "choose a folder that is new or holds this experiment"
+            )
 
     def lock(self) -> None:
         """Keep other processes out of the folder until `close`.
@@ -154,24 +171,34 @@ class RunDirectory:
 
     def write(self, name: str, data: bytes) -> None:
         """Write one of the folder's files atomically."""
-        write_atomically(self.path / name, data)
+        write_atomically(self.path / name, data, self._hint())
+
+    def _hint(self) -> str:
+        if (self.path / "checkpoint" / "state.safetensors").exists():
+            return f"the last checkpoint is intact: make room, then 'fedfill resume {self.path}' goes on from there"
+        return "make room or choose another place"
 
     def append_round(self, record: Mapping[str, Any]) -> None:
-        """Append one line to ``rounds.jsonl``."""
+        """Append one line to ``rounds.jsonl``; like a checkpoint, it outlives a power cut."""
         path = self.path / "rounds.jsonl"
-        with writing(path), path.open("a") as file:
+        with writing(path, self._hint()), path.open("a") as file:
             file.write(json.dumps(record, allow_nan=False) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
 
     def rounds(self) -> list[dict[str, Any]]:
-        """The whole lines of ``rounds.jsonl``, up to the first torn one."""
+        """The records of ``rounds.jsonl``, up to the first line that is torn or out of order."""
         path = self.path / "rounds.jsonl"
         records: list[dict[str, Any]] = []
         if path.exists():
             for line in path.read_text(errors="replace").splitlines():
                 try:
-                    records.append(json.loads(line))
+                    record = json.loads(line)
                 except json.JSONDecodeError:
                     break
+                if not isinstance(record, dict) or record.get("round") != len(records) + 1:
+                    break
+                records.append(record)
         return records
 
     def cut_rounds(self, done: int) -> list[dict[str, Any]]:
@@ -192,14 +219,17 @@ class RunDirectory:
                 f"resume: {self.path / 'rounds.jsonl'} holds {len(records)} rounds and the checkpoint {done}; "
                 "the folder was changed: start again in a new one"
             )
-        self.write("rounds.jsonl", "".join(json.dumps(record) + "\n" for record in records).encode())
+        path = self.path / "rounds.jsonl"
+        text = "".join(json.dumps(record) + "\n" for record in records).encode()
+        if path.exists() and path.read_bytes() != text:
+            self.write("rounds.jsonl", text)
         return records
 
     def write_checkpoint(self, state: Tree) -> None:
         """Replace the checkpoint: one safetensors file with its structure as JSON inside."""
         self.write("checkpoint/state.safetensors", tree.to_bytes(state))
 
-    def read_checkpoint(self) -> Tree | None:
+    def read_checkpoint(self) -> dict[str, Any] | None:
         """The checkpoint, or None where there is none yet.
 
         Returns:
@@ -212,9 +242,12 @@ class RunDirectory:
         if not path.exists():
             return None
         try:
-            return tree.from_bytes(path.read_bytes())
+            state = tree.from_bytes(path.read_bytes())
+            if not isinstance(state, dict):
+                raise ValueError(f"a {type(state).__name__} in place of a table")
         except (ValueError, OSError) as error:
             raise FedfillError(f"resume: the checkpoint {path} is damaged; start again in a new folder") from error
+        return state
 
     def summary(self) -> dict[str, Any] | None:
         """The summary of a finished run, or None.
@@ -229,7 +262,9 @@ class RunDirectory:
         if not path.exists():
             return None
         try:
-            document: dict[str, Any] = json.loads(path.read_text())
+            document = json.loads(path.read_text())
+            if not isinstance(document, dict):
+                raise ValueError(f"a {type(document).__name__} in place of a table")
         except (ValueError, OSError) as error:
             raise FedfillError(f"out: {path} is damaged; remove it and resume the run") from error
         return document

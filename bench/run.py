@@ -1,0 +1,146 @@
+"""fedfill's speed as ratios to the best bare loop, measured in turn in one process; ``make bench``.
+
+For both works of `floor` a round of the bare loop and a round of fedfill's FedAvg alternate on the same data, and the
+ratio is the median over pairs, so that a machine whose speed drifts disturbs both alike. A third figure is the time of a
+round in which 1,000 clients answer at once with nothing to do. Start-up seconds and peak memory are of processes of their
+own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from floor import WORKS, Client, Floor, data
+from torch import nn
+
+from fedfill.algorithms.base import Algorithm
+from fedfill.algorithms.fedavg import FedAvg, Model
+from fedfill.data.federation import ClientData, Federation
+from fedfill.data.samples import Samples
+from fedfill.engines import contract
+from fedfill.engines.contract import Message, Server, State, client_handler
+from fedfill.engines.local import LocalEngine
+from fedfill.models.layers import with_streams
+from fedfill.models.views import weights_of
+
+SETTINGS = {
+    "W1": {"local_epochs": 1, "batch_size": 64, "optimizer": "adam", "learning_rate": 1e-3},
+    "W2": {"local_epochs": 1, "batch_size": 10, "optimizer": "sgd", "learning_rate": 0.1},
+}
+
+
+@dataclass(frozen=True)
+class Nothing(Message):
+    """An answer with no content."""
+
+
+class Null(Algorithm):
+    """Clients that answer at once."""
+
+    name: ClassVar[str] = "null"
+
+    def round(self, server: Server, t: int) -> None:
+        """One exchange of empty messages."""
+        server.call(server.select(t), self.answer, Nothing())
+
+    @client_handler
+    async def answer(self, client: contract.Client, message: Nothing) -> Nothing:
+        """Nothing to do."""
+        return message
+
+
+class Run:
+    """fedfill on a work: an engine and a server, one round at a time."""
+
+    def __init__(self, algorithm: Algorithm, net: nn.Module, clients: list[Client], participation: float) -> None:
+        samples = [Samples(inputs, labels) for inputs, labels in clients]
+        none = samples[0][:0]
+        federation = Federation(
+            name="bench",
+            clients=tuple(ClientData(train, none) for train in samples),
+            test=samples[0][:1],
+            class_names=tuple(map(str, range(10))),
+            notes=(),
+            fingerprint="",
+        )
+        net = with_streams(net)
+        initial = weights_of(net)
+        self.algorithm = algorithm
+        self.engine = LocalEngine(algorithm, federation, net, initial, seed=0, device=torch.device("cpu"), workers=2)
+        self.server = Server(
+            self.engine, clients=len(samples), classes=10, rounds=10**6, participation=participation, seed=0,
+            initial=initial, model=lambda weights: net,
+        )  # fmt: skip
+        self.server.state = State(algorithm.server_state(initial))
+        self.t = 0
+
+    def round(self) -> None:
+        self.server.begin(self.t)
+        self.algorithm.round(self.server, self.t)
+        self.t += 1
+
+
+def seconds(function) -> float:
+    start = time.perf_counter()
+    function()
+    return time.perf_counter() - start
+
+
+def compare(work: str, pairs: int) -> str:
+    clients = data(work)
+    floor = Floor(work, clients)
+    cohort = WORKS[work].cohort / WORKS[work].clients
+    ours = Run(FedAvg(**SETTINGS[work]), WORKS[work].net(True), clients, cohort)
+    floor.round(), ours.round()  # warm up
+    times = [(seconds(floor.round), seconds(ours.round)) for _ in range(pairs)]
+    ratios = sorted(b / a for a, b in times)
+    bare, own = (statistics.median(column) for column in zip(*times, strict=True))
+    floor.close()
+    ours.engine.close()
+    return f"{work}: bare loop {bare:.2f} s, fedfill {own:.2f} s, ratio {statistics.median(ratios):.3f} (from {ratios[0]:.3f} to {ratios[-1]:.3f}, {pairs} pairs)"
+
+
+def null(rounds: int) -> str:
+    one = (torch.zeros(1, 1, 4, 4, dtype=torch.uint8), torch.zeros(1, dtype=torch.int64))
+    run = Run(Null(), nn.Sequential(nn.Flatten(), nn.Linear(16, 10)), [one] * 1000, 1.0)
+    run.round()
+    times = [seconds(run.round) for _ in range(rounds)]
+    run.engine.close()
+    return f"1,000 clients with nothing to do: {statistics.median(times) * 1e3:.1f} ms a round, {statistics.median(times):.4f} ms a client"
+
+
+def startup(times: int) -> str:
+    took = {}
+    for what, code in {"import torch": "import torch", "fedfill": "import fedfill; fedfill.run"}.items():
+        took[what] = statistics.median(
+            seconds(lambda code=code: subprocess.run([sys.executable, "-c", code], check=True)) for _ in range(times)
+        )
+    return f"start-up: {took['fedfill']:.2f} s until fedfill.run is there, of it {took['import torch']:.2f} s for torch"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--pairs", type=int, default=7, help="pairs of rounds for each work")
+    parser.add_argument("--work", action="append", choices=list(WORKS), help="only this work")
+    options = parser.parse_args()
+    print(f"{platform.machine()}, {len(os.sched_getaffinity(0))} processors, torch {torch.__version__}")
+    for work in options.work or list(WORKS):
+        print(compare(work, options.pairs), flush=True)
+    if not options.work:
+        print(null(20))
+        print(startup(5))
+    print(f"peak memory of this process: {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6:.2f} GB")
+
+
+if __name__ == "__main__":
+    main()

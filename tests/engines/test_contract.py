@@ -1,0 +1,678 @@
+"""The contract between algorithms and engines. Every test runs on every engine of `ENGINES`."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fedfill import tree
+from fedfill.algorithms.base import Algorithm
+from fedfill.algorithms.fedavg import FedAvg, Model
+from fedfill.data.federation import Federation
+from fedfill.data.samples import Samples
+from fedfill.engines.contract import Client, Engine, Message, Server, State, client_handler
+from fedfill.engines.local import LocalEngine, prefers_channels_last
+from fedfill.errors import ContractError, FedfillError
+from fedfill.models.layers import with_streams
+from fedfill.models.networks import ModelSettings, build
+from fedfill.models.views import weights_of
+from fedfill.privacy.ledger import public, unbounded
+from fedfill.streams import torch_stream
+from fedfill.training.local import Batch, Context, Fit, LocalTraining, Resident, fit
+from fedfill.tree import Weights
+
+CPU = torch.device("cpu")
+
+
+def local(
+    program: Algorithm, federation: Federation, model: nn.Module, initial: Weights, seed: int, workers: int
+) -> Engine:
+    return LocalEngine(program, federation, model, initial, seed=seed, device=CPU, workers=workers)
+
+
+ENGINES = {"local": local}
+
+Start = Callable[..., tuple[Server, Engine]]
+
+
+@pytest.fixture(params=ENGINES)
+def start(request: pytest.FixtureRequest) -> Iterator[Start]:
+    """A function (program, federation, model, ...) -> server and engine, ready for round 0."""
+    engines: list[Engine] = []
+
+    def starter(
+        program: Algorithm,
+        federation: Federation,
+        model: nn.Module | None = None,
+        *,
+        seed: int = 0,
+        workers: int = 2,
+        participation: float = 1.0,
+        rounds: int = 10,
+    ) -> tuple[Server, Engine]:
+        model = model or line()
+        initial = weights_of(model)
+        engine = ENGINES[request.param](program, federation, model, initial, seed, workers)
+        engines.append(engine)
+        spare = copy.deepcopy(model)
+
+        def load(weights: Weights) -> nn.Module:
+            spare.load_state_dict(weights)
+            return spare
+
+        server = Server(
+            engine,
+            clients=len(federation.clients),
+            classes=federation.classes,
+            rounds=rounds,
+            participation=participation,
+            seed=seed,
+            initial=initial,
+            model=load,
+        )
+        server.state = State(program.server_state(initial))
+        server.begin(0)
+        return server, engine
+
+    yield starter
+    for engine in engines:
+        engine.close()
+
+
+def line(weight: float = 1.0) -> nn.Linear:
+    model = nn.Linear(1, 1, bias=False)
+    nn.init.constant_(model.weight, weight)
+    return model
+
+
+@pytest.fixture(scope="module")
+def three(make_federation: Callable[..., Federation]) -> Federation:
+    """Clients 0, 1 and 2 with 1, 2 and 3 points on the line y = x."""
+    return make_federation(
+        [Samples(torch.arange(1.0, k + 1)[:, None], torch.arange(1, k + 1)) for k in (1, 2, 3)], classes=5
+    )
+
+
+@dataclass(frozen=True)
+class Ask(Message):
+    w: Tensor = field(default_factory=lambda: torch.tensor([1.0, 2.0, 3.0]))
+    named: dict[str, Any] = field(default_factory=dict)
+    listed: list[int] = field(default_factory=list)
+    number: float = 0.0
+
+
+@dataclass(frozen=True)
+class Answer(Message):
+    declared: ClassVar = {"known": unbounded("declared with the class"), "noise": unbounded("declared with the class")}
+
+    value: Any = None
+    known: Any = None
+    noise: Any = None
+
+
+class Program(Algorithm):
+    """Handlers that each try one thing; `ask.listed` names the clients that misbehave."""
+
+    def client_state(self) -> dict[str, Any]:
+        return {"count": 0, "kept": torch.zeros(3), "rows": [0]}
+
+    @client_handler
+    async def hello(self, client: Client, ask: Ask) -> Answer:
+        return Answer(client.id)
+
+    @client_handler
+    async def write(self, client: Client, ask: Ask) -> Answer:
+        if client.id in ask.listed:
+            ask.w.mul_(2)
+        return Answer(client.id)
+
+    @client_handler
+    async def write_deep(self, client: Client, ask: Ask) -> Answer:
+        ask.named["deep"][0][1:].zero_()
+        return Answer(client.id)
+
+    @client_handler
+    async def write_and_fail(self, client: Client, ask: Ask) -> Answer:
+        if client.id in ask.listed:
+            ask.w.zero_()
+            raise ValueError("after writing")
+        return Answer(client.id)
+
+    @client_handler
+    async def replace(self, client: Client, ask: Ask) -> Answer:
+        if client.id in ask.listed:
+            ask.named["a"] = torch.zeros(1)
+        return Answer(ask.named["a"].clone())
+
+    @client_handler
+    async def append(self, client: Client, ask: Ask) -> Answer:
+        ask.listed.append(client.id)
+        return Answer(client.id)
+
+    @client_handler
+    async def write_in_loss(self, client: Client, ask: Ask) -> Answer:
+        def loss(model: nn.Module, batch: Batch, context: Context) -> Tensor:
+            context.received["weight"].add_(1)
+            return model(batch.inputs).mean()
+
+        await client.fit(ask.named, loss, LocalTraining())
+        return Answer(client.id)
+
+    @client_handler
+    async def count(self, client: Client, ask: Ask) -> Answer:
+        client.state.count += 1
+        client.state.kept = client.state.kept + 1
+        client.state.rows.append(client.state.count)
+        client.state.new = {"round": client.round}
+        if client.id in ask.listed:
+            raise ValueError(f"boom {client.id}")
+        return Answer(client.state.count)
+
+    @client_handler
+    async def look(self, client: Client, ask: Ask) -> Answer:
+        return Answer([client.state.count, client.state.kept, client.state.rows])
+
+    @client_handler
+    async def write_state_and_fail(self, client: Client, ask: Ask) -> Answer:
+        client.state.kept.add_(7)
+        raise ValueError("after writing")
+
+    @client_handler
+    async def write_state(self, client: Client, ask: Ask) -> Answer:
+        client.state.kept.add_(7)
+        return Answer(client.id)
+
+    @client_handler
+    async def keep(self, client: Client, ask: Ask) -> Answer:
+        mine = torch.arange(3.0)
+        client.state.whole = ask.w
+        client.state.view = ask.w[1:]
+        client.state.turned = {"x": [ask.named["m"].T]}
+        client.state.sent = mine
+        client.state.sent_view = mine[1:]
+        return Answer(mine)
+
+    @client_handler
+    async def kept_values(self, client: Client, ask: Ask) -> Answer:
+        s = client.state
+        return Answer([s.whole, s.view, s.turned["x"][0], s.sent, s.sent_view])
+
+    @client_handler
+    async def first(self, client: Client, ask: Ask) -> Answer:
+        return Answer(client.initial["weight"].clone())
+
+    @client_handler
+    async def resident(self, client: Client, ask: Ask) -> Answer:
+        model = client.model({"weight": torch.full((1, 1), float(client.id))})
+        client.state.kept = model.state_dict()["weight"]
+        return Answer(model.state_dict()["weight"])
+
+    @client_handler
+    async def gradient(self, client: Client, ask: Ask) -> Answer:
+        def loss(model: nn.Module, batch: Batch, context: Context) -> Tensor:
+            return model(batch.inputs).sum()
+
+        model = client.model(client.initial)
+        model(client.data.inputs).sum().backward()
+        gradient = model.weight.grad.clone()  # type: ignore[union-attr]
+        await client.fit(client.initial, loss, LocalTraining())
+        return Answer(gradient)
+
+    @client_handler
+    async def fail(self, client: Client, ask: Ask) -> Answer:
+        if client.id in ask.listed:
+            raise ValueError(f"boom {client.id}")
+        return Answer(client.id, known=torch.zeros(3))
+
+    @client_handler
+    async def user_slip(self, client: Client, ask: Ask) -> Answer:
+        raise FedfillError("mu: found -1, but 0 or more is needed")
+
+    @client_handler
+    async def nan(self, client: Client, ask: Ask) -> Answer:
+        return Answer([torch.tensor([1.0, ask.number if client.id in ask.listed else 2.0])])
+
+    @client_handler
+    async def slow(self, client: Client, ask: Ask) -> Answer:
+        time.sleep(0.1 * (2 - client.id))
+        return Answer(client.id)
+
+    @client_handler
+    async def released(self, client: Client, ask: Ask) -> Answer:
+        client.release("noise", public("drawn from a fixed distribution"))
+        return Answer(value=1, known=2, noise=3 if client.id else None)
+
+    @client_handler
+    async def answer_with(self, client: Client, ask: Ask) -> Any:
+        return {"none": None, "dict": {"value": 1}, "ask": Ask, "set": Answer({1}), "array": Answer(np.zeros(9))}[
+            ask.named["what"]
+        ]
+
+    @client_handler
+    async def keep_a_set(self, client: Client, ask: Ask) -> Answer:
+        client.state.bad = {1, 2}
+        return Answer(1)
+
+    @client_handler
+    async def draws(self, client: Client, ask: Ask) -> Answer:
+        return Answer([torch.rand(2, generator=client.stream(purpose)) for purpose in ("a", "a", "b")])
+
+    @client_handler
+    async def two_fits(self, client: Client, ask: Ask) -> Answer:
+        def loss(model: nn.Module, batch: Batch, context: Context) -> Tensor:
+            return model(batch.inputs).sum() * torch.rand((), generator=context.generator)
+
+        fits = [await client.fit(client.initial, loss, LocalTraining(optimizer="sgd")) for _ in range(2)]
+        return Answer([fitted.weights["weight"] for fitted in fits])
+
+    @client_handler
+    async def sees(self, client: Client, ask: Ask) -> Answer:
+        return Answer(
+            [client.id, client.round, client.classes, len(client.data), client.model(client.initial).training]
+        )
+
+    async def unmarked(self, client: Client, ask: Ask) -> Answer:
+        return Answer(client.id)
+
+
+P = Program()
+ALL = [0, 1, 2]
+
+
+# Messages
+
+
+@pytest.mark.parametrize("handler", [P.write, P.write_and_fail])
+def test_a_handler_that_writes_into_a_received_tensor_ends_the_run(
+    start: Start, three: Federation, handler: Any
+) -> None:
+    server, _ = start(P, three)
+    with pytest.raises(ContractError, match="wrote into"):
+        server.call(ALL, handler, Ask(listed=[1]))
+
+
+def test_writes_deep_in_a_message_and_through_a_view_are_seen(start: Start, three: Federation) -> None:
+    server, _ = start(P, three)
+    with pytest.raises(ContractError, match="wrote into"):
+        server.call(ALL, P.write_deep, Ask(named={"deep": [torch.ones(3)]}))
+
+
+def test_a_loss_that_writes_into_what_was_received_ends_the_run(start: Start, three: Federation) -> None:
+    server, _ = start(P, three)
+    with pytest.raises(ContractError, match="wrote into"):
+        server.call(ALL, P.write_in_loss, Ask(named=weights_of(line())))
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("handler", [P.replace, P.append])
+def test_the_containers_of_a_message_cannot_be_changed_for_others(
+    start: Start, three: Federation, handler: Any, workers: int
+) -> None:
+    server, _ = start(P, three, workers=workers)
+    ask = Ask(named={"a": torch.ones(1)}, listed=[2])
+    try:
+        replies = server.call(ALL, handler, ask)
+    except ContractError:
+        return
+    assert ask.listed == [2]
+    assert torch.equal(ask.named["a"], torch.ones(1))
+    if handler == P.replace:
+        assert [float(replies[i].value) for i in ALL] == [1.0, 1.0, 0.0]
+
+
+def test_each_client_gets_its_own_message(start: Start, three: Federation) -> None:
+    server, _ = start(P, three)
+    asks = {i: Ask(named={"a": torch.tensor([float(i)])}) for i in (2, 0)}
+    replies = server.call([2, 0], P.replace, asks)
+    assert {i: reply.value.item() for i, reply in replies.items()} == {0: 0.0, 2: 2.0}
+
+
+def test_an_unmarked_handler_is_refused(start: Start, three: Federation) -> None:
+    server, _ = start(P, three)
+    with pytest.raises(ContractError, match="'unmarked' is not marked with @client_handler"):
+        server.call(ALL, P.unmarked, Ask())
+
+
+@pytest.mark.parametrize(("what", "kind"), [("none", "NoneType"), ("dict", "dict"), ("ask", "type")])
+def test_a_reply_that_is_no_message_is_refused(start: Start, three: Federation, what: str, kind: str) -> None:
+    server, _ = start(P, three)
+    with pytest.raises(ContractError, match=rf"'answer_with' returned a {kind} in place of a Message"):
+        server.call(ALL, P.answer_with, Ask(named={"what": what}))
+
+
+@pytest.mark.parametrize("what", ["set", "array"])
+def test_a_reply_that_is_no_tree_is_refused(start: Start, three: Federation, what: str) -> None:
+    server, _ = start(P, three)
+    with pytest.raises((ContractError, TypeError), match="can't be sent or stored"):
+        server.call(ALL, P.answer_with, Ask(named={"what": what}))
+
+
+def test_a_message_that_is_no_tree_is_refused(start: Start, three: Federation) -> None:
+    server, _ = start(P, three)
+    with pytest.raises((ContractError, TypeError), match="can't be sent or stored"):
+        server.call(ALL, P.hello, Ask(named={"array": np.zeros(3)}))
+
+
+def test_a_client_sees_itself_and_its_round(start: Start, three: Federation) -> None:
+    server, _ = start(P, three)
+    server.begin(4)
+    replies = server.call(ALL, P.sees, Ask())
+    assert [replies[i].value for i in ALL] == [[i, 4, 5, i + 1, False] for i in ALL]
+
+
+# State
+
+
+def look(server: Server) -> dict[int, Any]:
+    return {i: reply.value for i, reply in server.call(ALL, P.look, Ask()).items()}
+
+
+def test_state_commits_on_return_and_not_on_raise(start: Start, three: Federation) -> None:
+    server, engine = start(P, three)
+    server.call(ALL, P.count, Ask(listed=[1]))
+    server.call(ALL, P.count, Ask(listed=[2]))
+    seen = look(server)
+    assert {i: (count, kept.tolist(), rows) for i, (count, kept, rows) in seen.items()} == {
+        0: (2, [2.0] * 3, [0, 1, 2]),
+        1: (1, [1.0] * 3, [0, 1]),
+        2: (1, [1.0] * 3, [0, 1]),
+    }
+    assert engine.states()[1]["new"] == {"round": 0}
+
+
+def test_a_first_call_that_raises_leaves_no_trace(start: Start, three: Federation) -> None:
+    server, engine = start(P, three)
+    server.call(ALL, P.count, Ask(listed=[1]))
+    assert list(engine.states()) == [0, 2]
+
+
+def test_a_stored_tensor_cannot_be_changed_in_place(start: Start, three: Federation) -> None:
+    server, _ = start(P, three)
+    server.call(ALL, P.count, Ask())
+    with pytest.raises(ContractError, match="a stored tensor"):
+        server.call(ALL, P.write_state, Ask())
+
+
+def test_a_stored_tensor_is_not_changed_by_a_handler_that_raises(start: Start, three: Federation) -> None:
+    server, _ = start(P, three)
+    server.call(ALL, P.count, Ask())
+    with pytest.raises(ContractError):
+        server.call(ALL, P.write_state_and_fail, Ask())  # either as a forbidden write, or since no reply is left
+    assert all(kept.tolist() == [1.0] * 3 for _, kept, _ in look(server).values())
+
+
+def test_state_shares_no_memory_with_messages(start: Start, three: Federation) -> None:
+    server, _ = start(P, three)
+    ask = Ask(named={"m": torch.tensor([[1.0, 2.0], [3.0, 4.0]])})
+    replies = server.call(ALL, P.keep, ask)
+    ask.w.fill_(9)
+    ask.named["m"].fill_(9)
+    for reply in replies.values():
+        reply.value.fill_(9)
+    expected = [[1, 2, 3], [2, 3], [[1, 3], [2, 4]], [0, 1, 2], [1, 2]]
+    for reply in server.call(ALL, P.kept_values, Ask()).values():
+        assert [tensor.tolist() for tensor in reply.value] == expected
+
+
+def test_what_is_no_tree_cannot_be_kept(start: Start, three: Federation) -> None:
+    server, _ = start(P, three)
+    with pytest.raises((ContractError, TypeError), match="can't be sent or stored"):
+        server.call(ALL, P.keep_a_set, Ask())
+
+
+def test_states_go_through_bytes_to_another_engine(start: Start, three: Federation) -> None:
+    server, engine = start(P, three)
+    server.call(ALL, P.count, Ask(listed=[1]))
+    data = tree.to_bytes(engine.states())
+    other, successor = start(P, three)
+    successor.restore(tree.from_bytes(data))
+    for which in (server, other):
+        which.call(ALL, P.count, Ask())
+    assert tree.to_bytes(engine.states()) == tree.to_bytes(successor.states())
+    assert [look(other)[i][0] for i in ALL] == [2, 1, 2]
+
+
+def test_what_a_server_writes_into_its_own_tensors_leaves_the_clients_initial_weights_alone(
+    start: Start, three: Federation
+) -> None:
+    server, _ = start(P, three)
+    server.state.weights["weight"].add_(5)
+    assert [float(reply.value) for reply in server.call(ALL, P.first, Ask()).values()] == [1.0] * 3
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_tensors_of_a_workers_model_do_not_leave_with_a_reply_or_a_state(
+    start: Start, three: Federation, workers: int
+) -> None:
+    server, _ = start(P, three, workers=workers)
+    replies = server.call(ALL, P.resident, Ask())
+    assert [float(replies[i].value) for i in ALL] == [0.0, 1.0, 2.0]
+    assert [float(look(server)[i][1]) for i in ALL] == [0.0, 1.0, 2.0]
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_no_gradient_of_another_client_is_left_in_a_workers_model(
+    start: Start, three: Federation, workers: int
+) -> None:
+    server, _ = start(P, three, workers=workers)
+    for _ in range(2):  # the gradient of w * sum(x) is sum(x)
+        replies = server.call(ALL, P.gradient, Ask())
+        assert [float(replies[i].value) for i in ALL] == [1.0, 3.0, 6.0]
+
+
+# Replies that fail
+
+
+def test_errors_become_lost_replies_and_the_others_go_on(start: Start, three: Federation) -> None:
+    server, _ = start(P, three)
+    replies = server.call(ALL, P.fail, Ask(listed=[1]))
+    assert {i: reply.value for i, reply in replies.items()} == {0: 0, 2: 2}
+    assert server.lost == [{"client": 1, "handler": "fail", "reason": "ValueError: boom 1"}]
+    assert server.books.bytes_down == 3 * (12 + 8 + 8)  # three floats, one listed client, one number
+    assert server.books.bytes_up == 2 * (8 + 12)
+    assert [entry["clients"] for entry in server.ledger.account()["entries"]] == [2, 2]
+    server.begin(1)
+    assert server.lost == []
+    assert list(server.call(ALL, P.fail, Ask())) == ALL  # it can be asked again
+
+
+def test_all_replies_lost_raises(start: Start, three: Federation) -> None:
+    server, _ = start(P, three)
+    server.begin(6)
+    with pytest.raises(ContractError, match="no client could run 'fail' in round 7") as caught:
+        server.call(ALL, P.fail, Ask(listed=ALL))
+    assert isinstance(caught.value.__cause__, ValueError)
+    assert str(caught.value.__cause__) == "boom 0"
+    assert [loss["client"] for loss in server.lost] == ALL
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), float("-inf")])
+def test_replies_that_are_not_finite_are_left_out_and_reported(start: Start, three: Federation, number: float) -> None:
+    server, _ = start(P, three)
+    assert list(server.call(ALL, P.nan, Ask(listed=[0, 2], number=number))) == [1]
+    assert [(loss["client"], loss["reason"]) for loss in server.lost] == [
+        (0, "the reply holds a NaN or an infinity"),
+        (2, "the reply holds a NaN or an infinity"),
+    ]
+    assert server.books.bytes_up == 3 * 8  # they crossed nonetheless
+    assert server.ledger.account()["entries"][0]["clients"] == 3
+    with pytest.raises(FedfillError, match="training diverged: in round 1"):
+        server.call(ALL, P.nan, Ask(listed=ALL, number=number))
+
+
+def test_a_users_slip_ends_the_run_as_it_is(start: Start, three: Federation) -> None:
+    server, _ = start(P, three)
+    with pytest.raises(FedfillError, match=r"^mu: found -1"):
+        server.call(ALL, P.user_slip, Ask())
+
+
+@pytest.mark.parametrize("cohort", [[0, 1, 2], [2, 1, 0], [1, 2, 0]])
+def test_replies_come_in_client_order_whoever_answers_first(start: Start, three: Federation, cohort: list[int]) -> None:
+    server, _ = start(P, three, workers=3)
+    assert list(server.call(cohort, P.slow, Ask())) == ALL
+
+
+def test_an_empty_cohort_has_no_replies(start: Start, three: Federation) -> None:
+    server, _ = start(P, three)
+    assert server.call([], P.hello, Ask()) == {}
+    assert (server.books.bytes_down, server.books.bytes_up) == (0, 0)
+
+
+# What is counted and what is released
+
+
+def test_undeclared_fields_reach_the_ledger_as_no_guarantee(start: Start, three: Federation) -> None:
+    server, _ = start(P, three)
+    server.call(ALL, P.released, Ask())
+    account = server.ledger.account()
+    found = {e["released"]: (e["mechanism"], e["epsilon"], e["clients"], e["times"]) for e in account["entries"]}
+    assert found == {
+        "Answer.value": ("sent as it is", None, 3, 1),
+        "Answer.known": ("declared with the class", None, 3, 1),
+        "Answer.noise": ("drawn from a fixed distribution", 0.0, 2, 1),  # client 0 left the field empty
+    }
+    assert account["total_epsilon"] is None
+
+
+def test_bytes_of_a_round_by_hand(start: Start, three: Federation, make_federation: Callable[..., Federation]) -> None:
+    program = FedAvg(local_epochs=2, batch_size=2)
+    two = make_federation([Samples(torch.ones(n, 2), torch.zeros(n, dtype=torch.int64)) for n in (3, 4)])
+    server, _ = start(program, two, nn.Linear(2, 3))
+    for t in range(2):
+        server.begin(t)
+        program.round(server, t)
+    # 2 * 3 + 3 = 9 numbers of 4 bytes to each client, the same back with the number of samples in 8
+    assert server.books.legs == {"train": [2 * 2 * 36, 2 * 2 * (36 + 8)]}
+    assert (server.books.bytes_down, server.books.bytes_up) == (144, 176)
+    assert server.books.train_samples == 2 * 2 * (3 + 4)
+    assert server.books.fit_seconds > 0
+
+
+# Cohorts and streams
+
+
+def cohorts(start: Start, three: Federation, clients: int, participation: float, seed: int = 0) -> list[list[int]]:
+    server, _ = start(P, three, seed=seed, participation=participation)
+    server.clients = clients
+    return [server.select(t) for t in range(30)]
+
+
+def test_cohorts_are_sorted_and_depend_on_seed_and_round_alone(start: Start, three: Federation) -> None:
+    chosen = cohorts(start, three, 10, 0.3)
+    assert all(len(cohort) == 3 and cohort == sorted(set(cohort)) for cohort in chosen)
+    assert set(sum(chosen, [])) == set(range(10))
+    assert chosen == cohorts(start, three, 10, 0.3)
+    assert chosen != cohorts(start, three, 10, 0.3, seed=1)
+    assert len({tuple(cohort) for cohort in chosen}) > 10
+
+
+@pytest.mark.parametrize(
+    ("clients", "participation", "size"), [(10, 1.0, 10), (10, 0.01, 1), (7, 0.5, 4), (3, 0.9, 3), (1, 0.1, 1)]
+)
+def test_size_of_a_cohort(start: Start, three: Federation, clients: int, participation: float, size: int) -> None:
+    assert {len(cohort) for cohort in cohorts(start, three, clients, participation)} == {size}
+
+
+def test_streams_of_a_client(start: Start, three: Federation) -> None:
+    server, _ = start(P, three, seed=5)
+    server.begin(3)
+    replies = server.call(ALL, P.draws, Ask())
+    for i in ALL:
+        once, again, other = replies[i].value
+        assert torch.equal(once, torch.rand(2, generator=torch_stream(5, "a", 3, i)))
+        assert torch.equal(once, again)
+        assert not torch.equal(once, other)
+
+
+def test_two_trainings_of_a_handler_draw_differently(start: Start, three: Federation) -> None:
+    server, _ = start(P, three)
+    for reply in server.call(ALL, P.two_fits, Ask()).values():
+        assert not torch.equal(*reply.value)
+
+
+# FedAvg
+
+
+class Squares(FedAvg):
+    def loss(self, model: nn.Module, batch: Batch, context: Context) -> Tensor:
+        return ((model(batch.inputs)[:, 0] - batch.labels) ** 2).mean()
+
+
+@pytest.mark.parametrize(("weighting", "expected"), [("samples", 3.8 / 3), ("uniform", 1.15)])
+def test_a_round_of_fedavg_by_hand(
+    start: Start, make_federation: Callable[..., Federation], weighting: str, expected: float
+) -> None:
+    # From w = 1. Points (1, 2), (2, 4): errors -1, -2, gradient (2*-1*1 + 2*-2*2) / 2 = -5, w = 1.5.
+    # Point (1, 0): error 1, gradient 2, w = 0.8. Mean (2 * 1.5 + 0.8) / 3, or (1.5 + 0.8) / 2 if all count the same.
+    clients = [
+        Samples(torch.tensor([[1.0], [2.0]]), torch.tensor([2, 4])),
+        Samples(torch.tensor([[1.0]]), torch.tensor([0])),
+    ]
+    program = Squares(local_epochs=1, optimizer="sgd", learning_rate=0.1, weighting=weighting)  # type: ignore[arg-type]
+    server, _ = start(program, make_federation(clients, classes=5))
+    program.round(server, 0)
+    assert server.state.weights["weight"].item() == pytest.approx(expected, rel=1e-6)
+    assert server.initial["weight"].item() == 1.0
+
+
+def test_a_lost_client_is_left_out_of_the_average(start: Start, make_federation: Callable[..., Federation]) -> None:
+    points = Samples(torch.tensor([[1.0], [2.0]]), torch.tensor([2, 4]))
+    broken = Samples(torch.tensor([[float("nan")]]), torch.tensor([0]))
+    program = Squares(local_epochs=1, optimizer="sgd", learning_rate=0.1)
+    server, _ = start(program, make_federation([broken, points], classes=5))
+    program.round(server, 0)
+    assert server.state.weights["weight"].item() == pytest.approx(1.5)
+    assert [loss["client"] for loss in server.lost] == [0]
+
+
+def test_one_client_is_central_training(
+    start: Start, random_samples: Callable[..., Samples], make_federation: Callable[..., Federation]
+) -> None:
+    samples = random_samples(45)
+    model = build("auto", (1, 8, 8), 3, ModelSettings(), decoder=False, seed=0)
+    program = FedAvg(local_epochs=2, batch_size=16, lr_decay_every=1)
+    server, _ = start(program, make_federation([samples]), model, seed=9)
+    resident = Resident(model, CPU, prefers_channels_last(model))
+    central = weights_of(model)
+    for t in range(3):
+        server.begin(t)
+        program.round(server, t)
+        budget = LocalTraining(epochs=2, batch_size=16, learning_rate=1e-3 * 0.5**t)
+        central = fit(resident, Fit(central, program.loss, samples, budget), torch_stream(9, "fit", t, 0, 0)).weights
+        assert all(torch.equal(central[name], server.state.weights[name]) for name in central)
+
+
+def test_any_number_of_workers_gives_the_same_bits(
+    start: Start, random_samples: Callable[..., Samples], make_federation: Callable[..., Federation]
+) -> None:
+    torch.manual_seed(0)
+    model = with_streams(
+        nn.Sequential(
+            nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Dropout(0.2), nn.Flatten(), nn.Linear(144, 3)
+        )
+    )  # fmt: skip
+    federation = make_federation([random_samples(n, seed=n) for n in (40, 7, 23, 1, 2)], test=random_samples(50))
+    program = FedAvg(local_epochs=2, batch_size=8)
+    results = set()
+    for workers in (1, 2, 3, 1):
+        server, engine = start(program, federation, model, workers=workers, participation=0.8)
+        torch.manual_seed(workers)  # the global generator has no say
+        for t in range(3):
+            server.begin(t)
+            program.round(server, t)
+        results.add((tree.sha256(server.state.weights), repr(engine.evaluate(server.state.weights))))
+    assert len(results) == 1
+
+
+def test_a_message_to_all_is_measured_once_and_counted_for_each(start: Start, three: Federation) -> None:
+    server, _ = start(FedAvg(local_epochs=1), three, nn.Linear(1, 5))
+    server.call(ALL, FedAvg(local_epochs=1).train, Model(server.state.weights))
+    assert server.books.legs["train"][0] == 3 * 10 * 4

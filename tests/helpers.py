@@ -1,0 +1,118 @@
+"""Small worlds for tests: four clients with images that a small network learns, and a server whose clients are scripted."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from fedfill.algorithms.base import Algorithm
+from fedfill.data.federation import ClientData, Federation
+from fedfill.data.samples import Samples
+from fedfill.engines.contract import Message, Outcome, Server, State
+from fedfill.engines.local import LocalEngine
+from fedfill.models.networks import ModelSettings, build
+from fedfill.models.views import weights_of
+from fedfill.tree import Weights
+
+CLASSES = 4
+
+
+def bars(n: int, classes: list[int], seed: int) -> Samples:
+    """n 8x8 images: class k is a bright bar in the rows 2k and 2k + 1, on noise."""
+    stream = torch.Generator().manual_seed(seed)
+    labels = torch.tensor([classes[k % len(classes)] for k in range(n)])
+    images = torch.randint(0, 60, (n, 1, 8, 8), generator=stream)
+    for k, label in enumerate(labels.tolist()):
+        images[k, :, 2 * label : 2 * label + 2] += 180
+    return Samples(images.to(torch.uint8), labels)
+
+
+def small_federation(clients: int = 4, samples: int = 40, per_client: int = 2) -> Federation:
+    """Client i holds the classes i, i + 1, ... (modulo 4), `per_client` of them."""
+    members = tuple(
+        ClientData(
+            bars(samples, [(i + k) % CLASSES for k in range(per_client)], seed=i),
+            bars(8, [(i + k) % CLASSES for k in range(per_client)], seed=100 + i),
+        )
+        for i in range(clients)
+    )
+    test = bars(80, list(range(CLASSES)), seed=1000)
+    return Federation("bars", members, test, tuple("abcd"), (), "bars")
+
+
+class Run:
+    """Some rounds of an algorithm on the local engine, with everything that a test may look at."""
+
+    def __init__(self, algorithm: Algorithm, model: Mapping[str, Any], workers: int, participation: float, rounds: int) -> None:
+        federation = small_federation()
+        net = build("cnn2", (1, 8, 8), CLASSES, ModelSettings(**model), decoder="decoder" in algorithm.parts, seed=0)
+        self.algorithm = algorithm.resolved(rounds=rounds, model=net)
+        self.net = net
+        initial = weights_of(net)
+        self.engine = LocalEngine(
+            self.algorithm, federation, net, initial, seed=0, device=torch.device("cpu"), workers=workers
+        )
+        self.server = Server(
+            self.engine, clients=4, classes=CLASSES, rounds=rounds, participation=participation, seed=0, initial=initial,
+            model=self.load,
+        )  # fmt: skip
+        self.server.state = State(self.algorithm.server_state(initial))
+
+    def load(self, weights: Weights) -> torch.nn.Module:
+        self.net.load_state_dict(weights, strict=False)
+        return self.net
+
+
+def run_rounds(
+    algorithm: Algorithm,
+    rounds: int,
+    *,
+    model: Mapping[str, Any] | None = None,
+    workers: int = 2,
+    participation: float = 1.0,
+    after: Callable[[Server, int], None] | None = None,
+) -> Server:
+    """The server after some rounds, with `notes` and `warnings` of all of them in ``history``."""
+    run = Run(algorithm, model or {}, workers, participation, rounds)
+    history: list[dict[str, Any]] = []
+    for t in range(rounds):
+        run.server.begin(t)
+        run.algorithm.round(run.server, t)
+        history.append({**run.server.notes, "warnings": run.server.warnings})
+        if after is not None:
+            after(run.server, t)
+    run.server.history = history
+    run.server.evaluation = run.engine.evaluate(run.algorithm.global_weights(run.server))
+    run.server.client_states = run.engine.states()
+    run.engine.close()
+    return run.server
+
+
+class ScriptedEngine:
+    """Clients that answer by a script: handler name -> function (client, message, round) -> reply."""
+
+    def __init__(self) -> None:
+        self.script: dict[str, Callable[[int, Any, int], Message]] = {}
+        self.sent: list[tuple[int, str, int, Message]] = []
+
+    def call(self, handler: str, messages: Mapping[int, Message], t: int) -> dict[int, Outcome]:
+        outcomes = {}
+        for i in reversed(list(messages)):  # answers arrive in any order
+            self.sent.append((t, handler, i, messages[i]))
+            try:
+                outcomes[i] = Outcome(self.script[handler](i, messages[i], t))
+            except RuntimeError as error:
+                outcomes[i] = Outcome(error=error)
+        return outcomes
+
+
+def scripted(clients: int, weights: Weights, participation: float = 1.0) -> tuple[Server, ScriptedEngine]:
+    """A server in round 0 whose clients are scripted."""
+    engine = ScriptedEngine()
+    server = Server(
+        engine, clients=clients, classes=CLASSES, rounds=10, participation=participation, seed=0, initial=weights,
+        model=lambda weights: torch.nn.Identity(),
+    )  # fmt: skip
+    server.state = State({"weights": weights})
+    server.begin(0)
+    return server, engine

@@ -1,0 +1,174 @@
+"""The built-in networks: shapes, the paper's tables, initial weights, and what is refused."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from fedfill.errors import FedfillError
+from fedfill.models.layers import Dropout, draws_from
+from fedfill.models.networks import NAMES, Classifier, ModelSettings, VAEClassifier, build
+from fedfill.models.views import part, weights_of
+from fedfill.streams import torch_stream
+
+SHAPES = [(1, 8, 8), (1, 28, 28), (1, 16, 16), (3, 32, 32)]
+
+
+def make(shape: tuple[int, ...], *, name: str = "auto", decoder: bool = False, seed: int = 0, **settings: Any) -> Any:
+    return build(name, shape, 10, ModelSettings(**settings), decoder=decoder, seed=seed)
+
+
+def count(module: nn.Module) -> int:
+    return sum(p.numel() for p in module.parameters())
+
+
+def layers(module: nn.Module, *kinds: type[nn.Module]) -> list[nn.Module]:
+    return [layer for layer in module.modules() if isinstance(layer, kinds)]
+
+
+@pytest.mark.parametrize("shape", [*SHAPES, (1, 8, 12), (3, 4, 4)])
+@pytest.mark.parametrize("width", ["paper", "wide"])
+@pytest.mark.parametrize("name", NAMES)
+def test_shapes(shape: tuple[int, ...], width: str, name: str) -> None:
+    model = make(shape, name=name, decoder=True, width=width, latent=7)
+    x = torch.rand(5, *shape) * 2 - 1
+    with draws_from(model, torch_stream(0, "x")):
+        scores, images, mu, logvar = model.reconstruct(x)
+        assert model.sampled_scores(x).shape == (5, 10)
+    assert scores.shape == model(x).shape == (5, 10)
+    assert images.shape == x.shape
+    assert mu.shape == logvar.shape == (5, 7)
+    assert 0 < float(images.detach().min()) <= float(images.detach().max()) < 1
+
+
+@pytest.mark.parametrize(
+    ("shape", "latent"), [((1, 8, 8), 16), ((1, 16, 16), 32), ((1, 28, 28), 32), ((3, 32, 32), 128), ((3, 8, 8), 128)]
+)
+def test_default_size_of_the_latent_layer(shape: tuple[int, ...], latent: int) -> None:
+    assert make(shape).encoder.mu.out_features == latent
+
+
+def channels(module: nn.Module) -> list[tuple[int, int]]:
+    return [(m.in_channels, m.out_channels) for m in layers(module, nn.Conv2d, nn.ConvTranspose2d)]  # type: ignore[misc]
+
+
+def test_grey_network_is_the_papers_table() -> None:
+    model = make((1, 28, 28), decoder=True)
+    assert channels(model.encoder) == [(1, 16), (16, 32)]
+    assert channels(model.decoder) == [(32, 16), (16, 1)]
+    assert len(layers(model.encoder, nn.MaxPool2d)) == 2
+    # conv 3x3 to 16, to 32; two heads on 7 * 7 * 32 = 1568; classifier 32 -> 10; linear back, two transposed convolutions
+    assert count(model.encoder.trunk) == (9 * 16 + 16) + (9 * 16 * 32 + 32) == 4800
+    assert count(model.encoder.mu) == count(model.encoder.logvar) == 1568 * 32 + 32
+    assert count(model.classifier) == 330
+    assert count(model.decoder) == (32 * 1568 + 1568) + (9 * 32 * 16 + 16) + (9 * 16 + 1)
+    assert count(make((1, 28, 28))) == 4800 + 50208 + 330
+
+
+def test_colour_network_is_the_papers_table() -> None:
+    model = make((3, 32, 32), decoder=True)
+    assert channels(model.encoder) == [(3, 32), (32, 32), (32, 64), (64, 64)]
+    kinds = [type(layer) for layer in layers(model.encoder, nn.Conv2d, nn.MaxPool2d)]
+    assert kinds == [nn.Conv2d, nn.Conv2d, nn.MaxPool2d] * 2
+    assert count(model.encoder.trunk) == 896 + 9248 + 18496 + 36928
+    assert count(model.encoder.mu) == count(model.encoder.logvar) == 4096 * 128 + 128
+    assert count(model.classifier) == 1290
+    assert [out for _, out in channels(model.decoder)] == [64, 64, 32, 3]  # table 2, CIFAR column
+
+
+def test_wide_networks_have_the_widths_of_the_authors_program() -> None:
+    grey, colour = make((1, 28, 28), decoder=True, width="wide"), make((3, 32, 32), decoder=True, width="wide")
+    assert channels(grey.encoder) == [(1, 32), (32, 32), (32, 64)]
+    assert channels(grey.decoder) == [(64, 64), (64, 32), (32, 1)]
+    assert channels(colour.encoder) == [(3, 32), (32, 32), (32, 64), (64, 64)]
+    assert channels(colour.decoder) == [(64, 64), (64, 32), (32, 32), (32, 3)]
+    assert len(layers(colour.encoder, nn.PReLU)) == len(layers(colour.encoder, nn.BatchNorm2d)) == 4
+    assert not layers(grey, Dropout)
+    assert [layer.p for layer in layers(colour, Dropout)] == [0.2, 0.2]
+    assert [layer.p for layer in layers(make((1, 8, 8), width="wide", dropout=0.4), Dropout)] == [0.4, 0.4]
+    assert not layers(make((3, 8, 8), width="wide", dropout=0), Dropout)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("width", ["paper", "wide"])
+def test_shared_parts_start_equal(shape: tuple[int, ...], width: str) -> None:
+    plain, vae = weights_of(make(shape, width=width)), weights_of(make(shape, width=width, decoder=True))
+    assert all(torch.equal(tensor, vae[name]) for name, tensor in plain.items())
+    extra = set(vae) - set(plain)
+    assert extra
+    assert all(name.startswith(("encoder.logvar.", "decoder.")) for name in extra)
+
+
+def test_initial_weights_follow_the_seed_and_leave_the_global_generator_alone() -> None:
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    first = weights_of(make((1, 8, 8), seed=1))
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.manual_seed(6)
+    second, other = weights_of(make((1, 8, 8), seed=1)), weights_of(make((1, 8, 8), seed=2))
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert not torch.equal(first["encoder.mu.weight"], other["encoder.mu.weight"])
+
+
+def test_initial_weights_are_xavier_uniform_with_relu_gain() -> None:
+    model = make((3, 32, 32), decoder=True)
+    for layer, fans in [
+        (model.encoder.mu, 4096 + 128),
+        (model.encoder.trunk[0], 9 * (3 + 32)),
+        (model.classifier, 138),
+    ]:
+        bound = math.sqrt(2) * math.sqrt(6 / fans)
+        largest = float(layer.weight.detach().abs().max())
+        assert 0.9 * bound < largest <= bound * (1 + 1e-6)
+    biases = [layer.bias for layer in layers(model, nn.Conv2d, nn.ConvTranspose2d, nn.Linear)]
+    assert all(not bias.detach().any() for bias in biases)
+
+
+@pytest.mark.parametrize(
+    ("activation", "low", "high"), [("sigmoid", 0, 1), ("relu", 0, math.inf), ("none", -math.inf, math.inf)]
+)
+def test_activation_bounds_the_latent_means_of_both_networks(activation: str, low: float, high: float) -> None:
+    x = torch.randn(20, 1, 8, 8) * 50
+    plain = make((1, 8, 8), latent_activation=activation)
+    vae = make((1, 8, 8), latent_activation=activation, decoder=True)
+    mu, logvar = vae.encoder.distribution(x)
+    assert torch.equal(plain.encoder(x), mu)
+    assert low <= float(mu.detach().min())
+    assert float(mu.detach().max()) <= high
+    assert float(logvar.detach().min()) < 0  # no activation there
+    if activation == "none":
+        assert float(mu.detach().min()) < 0
+    assert torch.equal(vae(x), vae.classifier(mu))  # predictions come from the means
+
+
+def test_kinds() -> None:
+    assert type(make((1, 8, 8))) is Classifier
+    assert type(make((1, 8, 8), decoder=True)) is VAEClassifier
+    assert {name.split(".")[0] for name in weights_of(make((1, 8, 8), decoder=True))} == {
+        "encoder",
+        "classifier",
+        "decoder",
+    }
+    assert len(part(weights_of(make((1, 8, 8))), "classifier")) == 2
+    with pytest.raises(RuntimeError, match="no logvar head"):
+        make((1, 8, 8)).encoder.distribution(torch.zeros(1, 1, 8, 8))
+
+
+@pytest.mark.parametrize(
+    "shape", [(8, 8), (1, 30, 30), (1, 28, 27), (2, 8, 8), (1, 2, 8, 8), (64,), (), (1, 0, 0), (3, 8, 0)]
+)
+@pytest.mark.parametrize("name", NAMES)
+def test_a_wrong_shape_gives_a_sentence(shape: tuple[int, ...], name: str) -> None:
+    with pytest.raises(FedfillError, match=r"^model: .*multiples of 4, found shape") as caught:
+        make(shape, name=name)
+    assert "\n" not in str(caught.value)
+    assert str(list(shape)) in str(caught.value)
+
+
+def test_an_unknown_name_gives_a_sentence() -> None:
+    with pytest.raises(FedfillError, match=r"^model: unknown name 'cnn3'; did you mean 'cnn[24]'\?$"):
+        make((1, 8, 8), name="cnn3")

@@ -1,0 +1,84 @@
+"""Views: tensors chosen by named part and by module type."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from fedfill.errors import FedfillError
+from fedfill.models.views import names_by_type, part, require_parts, weights_of
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(1, 1, 1, bias=False)
+        self.norm = nn.BatchNorm2d(1)
+        self.downsample = nn.Sequential(nn.Conv2d(1, 1, 1, bias=False), nn.BatchNorm2d(1))
+
+
+class Net(nn.Module):
+    """The names are traps: a head whose name begins like the encoder's, and a layer called norm that is none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = Block()
+        self.encoder_head = nn.Linear(1, 1)
+        self.norm = nn.Linear(1, 1)
+        self.scale = nn.Parameter(torch.ones(1))
+
+
+BUFFERS = ["running_mean", "running_var", "num_batches_tracked"]
+NORM = ["weight", "bias", *BUFFERS]
+
+
+def test_weights_of_copies_parameters_and_buffers() -> None:
+    model = nn.Sequential(nn.Linear(1, 1), nn.BatchNorm1d(1))
+    weights = weights_of(model)
+    assert list(weights) == ["0.weight", "0.bias", *(f"1.{name}" for name in NORM)]
+    assert not any(tensor.requires_grad for tensor in weights.values())
+    with torch.no_grad():
+        model[0].weight.fill_(7)
+    assert float(weights["0.weight"]) != 7
+
+
+def test_part_goes_by_whole_names_of_direct_children() -> None:
+    weights = weights_of(Net())
+    encoder = ["conv.weight", *(f"norm.{n}" for n in NORM), "downsample.0.weight", *(f"downsample.1.{n}" for n in NORM)]
+    assert list(part(weights, "encoder")) == [f"encoder.{name}" for name in encoder]
+    assert list(part(weights, "norm", "encoder_head")) == [
+        "encoder_head.weight", "encoder_head.bias", "norm.weight", "norm.bias",
+    ]  # fmt: skip
+    assert list(part(weights, "scale")) == ["scale"]
+    assert part(weights, "enc") == part(weights) == {}
+    assert part(weights, "norm")["norm.weight"] is weights["norm.weight"]
+
+
+def test_names_by_type_finds_modules_and_not_names() -> None:
+    model = Net()
+    expected = {f"encoder.norm.{name}" for name in NORM} | {f"encoder.downsample.1.{name}" for name in NORM}
+    assert names_by_type(model, nn.BatchNorm2d) == expected
+    linear = {"encoder_head.weight", "encoder_head.bias", "norm.weight", "norm.bias"}
+    assert names_by_type(model, nn.Linear) == linear
+    assert names_by_type(model, nn.Linear, nn.BatchNorm2d) == expected | linear
+    assert names_by_type(model, nn.GroupNorm) == set()
+    assert names_by_type(nn.BatchNorm1d(1), nn.BatchNorm1d) == set(NORM)  # the model itself
+
+
+def test_names_by_type_gives_both_names_of_a_module_used_twice() -> None:
+    norm = nn.BatchNorm1d(1)
+    assert names_by_type(nn.Sequential(norm, nn.Linear(1, 1), norm), nn.BatchNorm1d) == {
+        f"{place}.{name}" for place in (0, 2) for name in NORM
+    }
+
+
+def test_a_missing_part_gives_a_sentence() -> None:
+    require_parts(Net(), ["encoder", "norm"], "feddpms")
+    require_parts(nn.Linear(1, 1), [], "fedavg")
+    with pytest.raises(
+        FedfillError, match=r"feddpms needs the parts encoder, decoder, and Net has no 'decoder'.*encoder_head"
+    ):
+        require_parts(Net(), ["encoder", "decoder"], "feddpms")
+    with pytest.raises(FedfillError, match=r"Linear has no 'encoder' \(its parts: none\)"):
+        require_parts(nn.Linear(1, 1), ["encoder"], "feddpms")

@@ -1,0 +1,137 @@
+"""Pictures: the right colours in the right places, whole files only, no global state."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+from PIL import Image
+
+from fedfill.data.samples import Samples
+from fedfill.errors import FedfillError
+from fedfill.runs.pictures import _many, _step, heat_map, image_grid
+
+
+def pixels(path: Path) -> NDArray[np.uint8]:
+    with Image.open(path) as image:
+        assert image.format == "PNG"
+        return np.asarray(image.convert("RGB"))
+
+
+def test_heat_map_is_dark_where_samples_are(tmp_path: Path) -> None:
+    # two maps without numbers that differ only in where the samples are: in the last clients and classes, or the first
+    pictures = []
+    for clients, classes in ((slice(25, 50), slice(15, 30)), (slice(0, 25), slice(0, 15))):
+        counts = np.zeros((50, 30), int)
+        counts[clients, classes] = 7
+        heat_map(counts.tolist(), [str(index) for index in range(30)], tmp_path / "map.png")
+        pictures.append(pixels(tmp_path / "map.png").astype(int).sum(axis=2))
+    last, first = np.argwhere(pictures[0] < pictures[1]), np.argwhere(pictures[1] < pictures[0])
+    # each block is one rectangle, a quarter of the map, and they touch in the middle of it
+    for block in (last, first):
+        assert len(block) == pytest.approx(np.prod(np.ptp(block, axis=0) + 1), rel=0.01)
+    assert len(first) == pytest.approx(len(last), rel=0.02)
+    np.testing.assert_allclose(last.min(axis=0), first.max(axis=0) + 1, atol=2)
+
+
+@pytest.mark.parametrize(
+    ("clients", "classes"), [(1, 1), (1, 2), (3, 10), (40, 20), (41, 2), (100, 10), (1000, 100), (5, 1000)]
+)
+def test_heat_map_of_any_size(tmp_path: Path, clients: int, classes: int) -> None:
+    heat_map(
+        np.full((clients, classes), 3).tolist(), [f"class number {i}" for i in range(classes)], tmp_path / "map.png"
+    )
+    height, width, _ = pixels(tmp_path / "map.png").shape
+    assert 150 < height < 2600
+    assert 150 < width < 2800
+
+
+def test_heat_map_of_empty_clients(tmp_path: Path) -> None:
+    heat_map([[0, 0], [0, 0]], ["a", "b"], tmp_path / "map.png")
+    assert pixels(tmp_path / "map.png").size
+
+
+@pytest.mark.parametrize(("counts", "names"), [([], ["a"]), ([[1, 2]], ["a"]), ([1, 2], ["a", "b"])])
+def test_heat_map_of_nonsense(tmp_path: Path, counts: list[list[int]], names: list[str]) -> None:
+    with pytest.raises(FedfillError, match="heat map: counts of shape"):
+        heat_map(counts, names, tmp_path / "map.png")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_image_grid_shows_classes_in_rows(tmp_path: Path, channels: int) -> None:
+    shades = torch.tensor([40, 90, 140, 190], dtype=torch.uint8)
+    images = shades.view(4, 1, 1, 1).expand(4, channels, 14, 14).contiguous()
+    # class 0: 140, 40; class 1: 90, 190; in the order in which they come
+    image_grid(Samples(images[[2, 1, 0, 3]], torch.tensor([0, 1, 0, 1])), ["first", "second"], tmp_path / "grid.png")
+    picture = pixels(tmp_path / "grid.png")
+    places = {shade: np.argwhere((picture == shade).all(axis=2)).mean(axis=0) for shade in (40, 90, 140, 190)}
+    assert places[140][0] == pytest.approx(places[40][0], abs=2)
+    assert places[140][1] < places[40][1]
+    assert places[90][0] == pytest.approx(places[190][0], abs=2)
+    assert places[90][1] < places[190][1]
+    assert places[140][0] < places[90][0]
+
+
+def test_image_grid_draws_at_most_so_many_and_leaves_empty_classes_empty(tmp_path: Path) -> None:
+    samples = Samples(torch.full((9, 1, 8, 8), 100, dtype=torch.uint8), torch.zeros(9, dtype=torch.int64))
+    image_grid(samples, ["some", "none"], tmp_path / "two.png", per_class=2)
+    image_grid(samples, ["some", "none"], tmp_path / "four.png", per_class=4)
+    two, four = (int((pixels(tmp_path / name) == 100).all(axis=2).sum()) for name in ("two.png", "four.png"))
+    assert four == pytest.approx(2 * two, rel=0.05)
+
+
+def test_image_grid_of_many_classes(tmp_path: Path) -> None:
+    samples = Samples(torch.zeros(100, 3, 32, 32, dtype=torch.uint8), torch.arange(100))
+    image_grid(samples, [f"class {i}" for i in range(100)], tmp_path / "grid.png")
+    assert pixels(tmp_path / "grid.png").shape[0] > 4000
+
+
+@pytest.mark.parametrize(
+    "inputs", [torch.zeros(2, 1, 4, 4), torch.zeros(2, 2, 4, 4, dtype=torch.uint8), torch.zeros(2, 5)]
+)
+def test_image_grid_of_what_is_no_image(tmp_path: Path, inputs: torch.Tensor) -> None:
+    with pytest.raises(FedfillError, match="image grid: found 2 inputs"):
+        image_grid(Samples(inputs, torch.zeros(2, dtype=torch.int64)), ["a"], tmp_path / "grid.png")
+
+
+def test_a_failed_picture_leaves_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "map.png"
+    path.write_bytes(b"the old one")
+
+    def half(self: Figure, file: object, **_: object) -> None:
+        file.write(b"half a pict")  # type: ignore[attr-defined]
+        raise OSError("disk full")
+
+    monkeypatch.setattr(Figure, "savefig", half)
+    with pytest.raises(OSError, match="disk full"):
+        heat_map([[1]], ["a"], path)
+    assert path.read_bytes() == b"the old one"
+    assert [found.name for found in tmp_path.iterdir()] == ["map.png"]
+
+
+def test_a_new_picture_replaces_the_old_one(tmp_path: Path) -> None:
+    path = tmp_path / "map.png"
+    path.write_bytes(b"the old one")
+    heat_map([[1]], ["a"], path)
+    assert pixels(path).size
+    assert [found.name for found in tmp_path.iterdir()] == ["map.png"]
+
+
+def test_no_pyplot() -> None:
+    code = "import sys, fedfill.runs.pictures; sys.exit('matplotlib.pyplot' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_labels_are_thinned_in_round_steps() -> None:
+    assert [_step(items, 20) for items in (1, 20, 21, 40, 41, 100, 101, 200, 1000)] == [1, 1, 2, 2, 5, 5, 10, 10, 50]
+
+
+def test_counting_words() -> None:
+    assert [_many(1, "class"), _many(2, "class"), _many(1797, "sample")] == ["1 class", "2 classes", "1,797 samples"]

@@ -1,0 +1,41 @@
+"""The example of CONTRIBUTING.md runs as it stands, and is as short as the page says."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from fedfill.algorithms.base import _registry
+from fedfill.algorithms.fedavg import Update
+from tests.helpers import scripted
+
+TEXT = (Path(__file__).parents[1] / "CONTRIBUTING.md").read_text()
+
+
+@pytest.fixture
+def example():
+    code = re.search(r"```python\n(.*?)```", TEXT, re.DOTALL).group(1)
+    assert len(code.splitlines()) < 30
+    names = {"__name__": "fedavgm"}
+    exec(compile(code, "fedavgm.py", "exec"), names)
+    yield names["FedAvgM"]
+    _registry.pop("fedavgm")
+
+
+def test_the_example_is_server_momentum_by_hand(example):
+    server, engine = scripted(clients=2, weights={"w": torch.tensor([0.0])})
+    algorithm = example(server_momentum=0.5)
+    server.state.velocity = algorithm.server_state(server.initial)["velocity"]
+    engine.script["train"] = lambda i, message, t: Update({"w": message.weights["w"] + 1}, samples=1)
+    algorithm.round(server, 0)
+    assert server.state.weights["w"].item() == 1.0
+    algorithm.round(server, 1)
+    assert server.state.weights["w"].item() == 1.0 + 1.5
+
+
+def test_the_example_runs_by_its_name(example, tmp_path):
+    import fedfill
+
+    result = fedfill.run("fedavgm", rounds=2, clients=3, local_epochs=1, server_momentum="0.8", out=tmp_path / "run")
+    assert result.summary["algorithm"] == "fedavgm"
