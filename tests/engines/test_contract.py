@@ -568,7 +568,7 @@ def cohorts(start: Start, three: Federation, clients: int, participation: float,
 def test_cohorts_are_sorted_and_depend_on_seed_and_round_alone(start: Start, three: Federation) -> None:
     chosen = cohorts(start, three, 10, 0.3)
     assert all(len(cohort) == 3 and cohort == sorted(set(cohort)) for cohort in chosen)
-    assert set(sum(chosen, [])) == set(range(10))
+    assert set().union(*chosen) == set(range(10))
     assert chosen == cohorts(start, three, 10, 0.3)
     assert chosen != cohorts(start, three, 10, 0.3, seed=1)
     assert len({tuple(cohort) for cohort in chosen}) > 10

@@ -94,10 +94,15 @@ def test_a_gaussian_draw_has_the_given_mean_and_variance() -> None:
 def test_draws_from_lets_go_of_the_stream_also_after_an_error() -> None:
     model = nn.Sequential(nn.Sequential(Dropout(0.5)), Gaussian())
     stream = torch_stream(0, "x")
-    with pytest.raises(KeyError), draws_from(model, stream):
-        assert model[0][0].generator is stream
-        assert model[1].generator is stream
-        raise KeyError
+
+    def work() -> None:
+        with draws_from(model, stream):
+            assert model[0][0].generator is stream
+            assert model[1].generator is stream
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        work()
     assert model[0][0].generator is None
     assert model[1].generator is None
 

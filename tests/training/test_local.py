@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
+from itertools import chain
 from typing import Any
 
 import pytest
@@ -157,7 +158,7 @@ def record(**options: Any) -> tuple[Recorder, Fitted]:
 def test_epochs_see_every_sample_in_a_new_order() -> None:
     recorder, fitted = record(epochs=3, batch_size=4)
     assert [len(labels) for labels in recorder.labels] == [4, 4, 2] * 3
-    epochs = [sum(recorder.labels[k : k + 3], []) for k in (0, 3, 6)]
+    epochs = [[*chain(*recorder.labels[k : k + 3])] for k in (0, 3, 6)]
     assert all(sorted(epoch) == list(range(10)) for epoch in epochs)
     assert len({tuple(epoch) for epoch in epochs}) == 3
     assert (fitted.steps, fitted.samples) == (9, 30)
