@@ -329,3 +329,17 @@ def test_hold_out_by_hand_and_nested() -> None:
     assert np.bincount(labels[held], minlength=3).tolist() == [1, 1, 0]
     more_kept, _ = hold_out(labels, 0.6, np.random.default_rng(0))
     assert set(more_kept) < set(kept)
+
+
+@pytest.mark.parametrize("kind", ["IidPartitioner", "DirichletPartitioner", "LinearPartitioner"])
+def test_real_partitioners_of_flwr_datasets_are_accepted(kind: str) -> None:
+    from flwr_datasets import partitioner as real
+
+    options = {
+        "IidPartitioner": {"num_partitions": 5},
+        "DirichletPartitioner": {"num_partitions": 5, "partition_by": "label", "alpha": 0.5, "seed": 1},
+        "LinearPartitioner": {"num_partitions": 5},
+    }
+    parts = from_partitioner(getattr(real, kind)(**options[kind]), LABELS)
+    assert len(parts) == 5
+    assert_covers(parts, len(LABELS))
