@@ -191,13 +191,15 @@ def compare(
 ) -> None:
     """Compare algorithms over several seeds: mean ± deviation."""
     with sentences():
+        from fedfill.compare import compare as compare_algorithms
+
         options = _options(context.params)
         for given_above in ("algorithm", "seed"):  # a --config for one run is good for a comparison too
             options.pop(given_above, None)
         numbers = _seeds(seeds)
         count, total = itertools.count(1), len(algorithms) * len(numbers)
         with progress() as follow:
-            comparison = fedfill.compare(
+            comparison = compare_algorithms(
                 algorithms,
                 seeds=numbers,
                 out=directory,
@@ -365,8 +367,13 @@ def _options(params: Mapping[str, Any]) -> dict[str, Any]:
         key, equals, value = (part.strip() for part in pair.partition("="))
         if not equals or not key:
             raise FedfillError(f"--set: found '{pair}'; allowed: KEY=VALUE")
-        if key in fields - {"algorithm"}:
-            raise FedfillError(f"--set: '{key}' has an option of its own, --{key.replace('_', '-')}")
+        if key in fields:
+            place = (
+                "stands before the options"
+                if key == "algorithm"
+                else f"has an option of its own, --{key.replace('_', '-')}"
+            )
+            raise FedfillError(f"--set: '{key}' {place}")
         options[key] = value
     return options
 
@@ -500,9 +507,11 @@ def _print_federation(federation: Federation, title: str) -> None:
 
     header, rows = class_table(federation)
     names = federation.class_names
-    # two columns stand before the classes and one behind
-    widths = [max(len(str(row[k])) for row in rows) + 2 for k in range(len(header))]
-    if sum(widths) > min(out.width, READABLE):
+    # columns are as wide as their numbers, and a class's name may be broken; the other headings only between words
+    widths = [max(len(str(row[k])) for row in rows) for k in range(len(header))]
+    for k in (0, 1, -1):
+        widths[k] = max(widths[k], *map(len, header[k].split()))
+    if sum(widths) + 2 * len(widths) + 1 > out.width:
         header = ["client", "samples", "classes", "own test"]
         rows = [[row[0], row[1], sum(count > 0 for count in row[2:-1]), row[-1]] for row in rows]
         title += f", {len(names)} classes"

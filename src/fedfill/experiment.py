@@ -40,7 +40,9 @@ OnRound = Callable[[dict[str, Any], int], None]
 class Experiment(BaseModel):
     """What to run. ``experiment.toml`` holds these fields, with the settings resolved."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, protected_namespaces=())
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", use_attribute_docstrings=True, protected_namespaces=(), allow_inf_nan=False
+    )
 
     algorithm: str
     """Name of the algorithm."""

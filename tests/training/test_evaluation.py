@@ -74,7 +74,8 @@ def test_summary_where_no_client_has_a_test_split() -> None:
 def federation(random_samples: Callable[..., Samples], make_federation: Callable[..., Federation]) -> Federation:
     """More than two chunks of test data, and test splits that cross the chunks' borders; the second client has none."""
     everything = random_samples(2 * CHUNK + 300)
-    own = [everything[:700], everything[:0], everything[700:1900]]
+    first, last = everything[:700], everything[700:1900]
+    own = [Samples(first.inputs, first.labels * 0), everything[:0], Samples(last.inputs, last.labels * 0 + 1)]
     return make_federation([everything[:5]] * 3, own, everything)
 
 
@@ -95,14 +96,14 @@ def test_figures_are_the_same_for_any_number_of_workers_and_right(federation: Fe
 
     model.eval()
     with torch.no_grad():
-        inputs = federation.test.inputs.float() / 127.5 - 1
-        hits = (model(inputs).argmax(1) == federation.test.labels).double()
-        loss = nn.functional.cross_entropy(model(inputs), federation.test.labels)
-    assert one.accuracy == pytest.approx(float(hits.mean()), abs=1e-3)  # a tie may fall the other way by rounding
-    assert one.loss == pytest.approx(float(loss), abs=1e-4)
-    classes = [float(hits[federation.test.labels == c].mean()) for c in range(3)]
-    assert one.accuracy_by_class == pytest.approx(classes, abs=2e-3)
-    assert one.accuracy_by_client[0] == pytest.approx(float(hits[:700].mean()), abs=2e-3)
+        scores = model(federation.test.inputs.float() / 127.5 - 1)
+    found, labels = scores.argmax(1), federation.test.labels
+    hits = (found == labels).double()
+    near = 3e-3  # a tie may fall the other way by rounding
+    assert one.accuracy == pytest.approx(float(hits.mean()), abs=near)
+    assert one.loss == pytest.approx(float(nn.functional.cross_entropy(scores, labels)), abs=1e-4)
+    assert one.accuracy_by_class == pytest.approx([float(hits[labels == c].mean()) for c in range(3)], abs=near)
+    clients = [float((found[:700] == 0).double().mean()), float((found[700:1900] == 1).double().mean())]
+    assert abs(clients[0] - clients[1]) > 0.1
     assert one.accuracy_by_client[1] is None
-    assert one.accuracy_by_client[2] == pytest.approx(float(hits[700:1900].mean()), abs=2e-3)
-    assert min(classes) < max(classes)
+    assert one.accuracy_by_client[::2] == pytest.approx(clients, abs=near)

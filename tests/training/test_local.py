@@ -324,7 +324,8 @@ def test_equal_calls_give_equal_results_whatever_the_worker_did_before(
     torch.manual_seed(99)
     before = torch.get_rng_state()
     assert equal(train(used, weights, mine, **options), fresh)
-    assert equal(train(used, weights, mine, **options), fresh)  # a fresh optimizer each time
+    used.model.eval()  # as a handler or an evaluation leaves it
+    assert equal(train(used, weights, mine, **options), fresh)  # a fresh optimizer each time, and in training mode
     assert torch.equal(torch.get_rng_state(), before)
     assert not equal(stranger, fresh)
     assert not equal(train(used, weights, mine, name="y", **options), fresh)

@@ -1,0 +1,214 @@
+"""The run directory: whole files or none, one owner, and a record that never says more than the checkpoint."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fedfill.errors import FedfillError
+from fedfill.runs.directory import RunDirectory, read_toml, to_json, write_atomically, writing
+
+EXPERIMENT = {"algorithm": "fedavg", "rounds": 2, "settings": {"local_epochs": 1}}
+
+
+def full(*args: Any, **others: Any) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDirectory:
+    directory = RunDirectory(tmp_path / "run")
+    directory.open(EXPERIMENT, "abc")
+    directory.close()
+    return directory
+
+
+def test_a_new_folder_holds_the_experiment(run: RunDirectory) -> None:
+    assert run.read_experiment() == {**EXPERIMENT, "digest": "abc"}
+    assert run.digest() == "abc"
+    assert run.read_checkpoint() is None
+    assert run.summary() is None
+    assert run.rounds() == run.cut_rounds(0) == []
+
+
+@pytest.mark.parametrize("place", ["write", "fsync", "replace"])
+def test_a_failed_write_leaves_the_old_file_and_nothing_else(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "deep" / "file"
+    write_atomically(path, b"old")
+    if place == "write":
+        monkeypatch.setattr(os, "fdopen", full)
+    else:
+        monkeypatch.setattr(os, place, full)
+    with pytest.raises(FedfillError, match=r"out: can't write .*deep/file \(No space left on device\); make room"):
+        write_atomically(path, b"new")
+    assert path.read_bytes() == b"old"
+    assert [p.name for p in path.parent.iterdir()] == ["file"]
+
+
+def test_ctrl_c_in_a_write_leaves_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*args: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "fsync", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        write_atomically(tmp_path / "file", b"new")
+    assert not list(tmp_path.iterdir())
+
+
+def test_files_are_readable_by_all(run: RunDirectory) -> None:
+    assert stat.S_IMODE((run.path / "experiment.toml").stat().st_mode) == 0o644
+
+
+def test_where_there_is_a_checkpoint_the_sentence_says_so(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    run.write_checkpoint({"rounds": 1})
+    monkeypatch.setattr(os, "fsync", full)
+    for write in (lambda: run.write_checkpoint({"rounds": 2}), lambda: run.append_round({"round": 2})):
+        with pytest.raises(FedfillError, match=r"the last checkpoint is intact: .*'fedfill resume .*run'"):
+            write()
+    assert run.read_checkpoint() == {"rounds": 1}
+
+
+def test_other_errors_pass(tmp_path: Path) -> None:
+    with pytest.raises(ZeroDivisionError), writing(tmp_path):
+        _ = 1 / 0
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), {"a": [float("-inf")]}])
+def test_json_has_no_nan(value: Any, run: RunDirectory) -> None:
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        to_json(value)
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        run.append_round({"round": 1, "value": value})
+
+
+def test_checkpoint_round_trip(run: RunDirectory) -> None:
+    run.write_checkpoint({"rounds": 1, "weights": {"w": torch.tensor([1.5, 2.5])}, 3: [None, True, "x"]})
+    state = run.read_checkpoint()
+    assert state is not None
+    assert state["weights"]["w"].tolist() == [1.5, 2.5]
+    assert state[3] == [None, True, "x"]  # type: ignore[index]
+
+
+@pytest.mark.parametrize("kept", range(0, 200, 7))
+def test_a_checkpoint_that_is_cut_short_is_damaged(kept: int, run: RunDirectory) -> None:
+    run.write_checkpoint({"rounds": 1, "weights": {"w": torch.arange(3.0)}})
+    path = run.path / "checkpoint" / "state.safetensors"
+    whole = path.read_bytes()
+    path.write_bytes(whole[: min(kept, len(whole) - 1)])
+    with pytest.raises(FedfillError, match=r"checkpoint .* is damaged"):
+        run.read_checkpoint()
+
+
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [
+        ('{"round": 1}\n{"round": 2}\n', 2),
+        ('{"round": 1}\n{"round": 2}', 2),
+        ('{"round": 1}\n{"round": 2', 1),
+        ('{"round": 1}\n\n{"round": 2}\n', 1),
+        ('{"round": 1}\n{"round": 3}\n', 1),
+        ('{"round": 1}\n{"round": 1}\n', 1),
+        ('{"round": 2}\n', 0),
+        ("5\n", 0),
+        ("[]\n", 0),
+        ("\x00\x00\n", 0),
+        ("", 0),
+    ],
+)
+def test_rounds_end_before_the_first_line_that_is_none(text: str, kept: int, run: RunDirectory) -> None:
+    (run.path / "rounds.jsonl").write_text(text)
+    assert [record["round"] for record in run.rounds()] == list(range(1, kept + 1))
+
+
+def test_cut_rounds(run: RunDirectory) -> None:
+    for number in (1, 2, 3):
+        run.append_round({"round": number, "loss": 0.1})
+    path = run.path / "rounds.jsonl"
+    before = path.stat().st_mtime_ns
+    assert len(run.cut_rounds(3)) == 3
+    assert path.stat().st_mtime_ns == before  # nothing to cut, nothing written
+    assert run.cut_rounds(2) == [{"round": 1, "loss": 0.1}, {"round": 2, "loss": 0.1}]
+    assert [json.loads(line)["round"] for line in path.read_text().splitlines()] == [1, 2]
+    with pytest.raises(FedfillError, match="holds 2 rounds and the checkpoint 3"):
+        run.cut_rounds(3)
+    run.append_round({"round": 3, "loss": 0.2})
+    assert run.rounds()[2] == {"round": 3, "loss": 0.2}
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1]", "null", "\xff"])
+def test_a_damaged_summary(text: str, run: RunDirectory) -> None:
+    (run.path / "summary.json").write_bytes(text.encode("latin-1"))
+    with pytest.raises(FedfillError, match=r"summary.json is damaged; remove it and resume the run"):
+        run.summary()
+
+
+def test_one_owner_at_a_time(run: RunDirectory) -> None:
+    run.lock()
+    other = RunDirectory(run.path)
+    with pytest.raises(FedfillError, match="another process is running in"):
+        other.open(EXPERIMENT, "abc")
+    other.close()  # which must not let go of the owner's lock
+    with pytest.raises(FedfillError, match="another process is running in"):
+        other.lock()
+    run.close()
+    other.open(EXPERIMENT, "abc")
+    other.close()
+
+
+def test_half_written_files_of_a_killed_process_are_removed(run: RunDirectory) -> None:
+    run.write_checkpoint({"rounds": 1})
+    left = [run.path / ".experiment.toml.xyz.tmp", run.path / "checkpoint" / ".state.safetensors.abc.tmp"]
+    for path in left:
+        path.write_text("half")
+    run.open(EXPERIMENT, "abc")
+    run.close()
+    assert not any(path.exists() for path in left)
+    assert run.read_checkpoint() == {"rounds": 1}
+
+
+def test_what_is_not_ours_is_left_alone(run: RunDirectory, tmp_path: Path) -> None:
+    with pytest.raises(FedfillError, match="holds another experiment"):
+        run.open(EXPERIMENT, "other")
+    file = tmp_path / "file"
+    file.write_text("mine")
+    with pytest.raises(FedfillError, match="is a file"):
+        RunDirectory(file).open(EXPERIMENT, "abc")
+    foreign = tmp_path / "foreign"
+    foreign.mkdir()
+    (foreign / "thesis.tex").write_text("mine")
+    with pytest.raises(FedfillError, match=r"is not empty and holds no run \(thesis.tex lies there\)"):
+        RunDirectory(foreign).open(EXPERIMENT, "abc")
+    assert [path.name for path in foreign.iterdir()] == ["thesis.tex"]
+    assert file.read_text() == "mine"
+
+
+@pytest.mark.parametrize("place", ["/dev/null/run", "/proc/run", "x" * 300])
+def test_a_place_that_cannot_be_written(place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(FedfillError, match=r"out: can't write") as refusal:
+        RunDirectory(Path(place)).open(EXPERIMENT, "abc")
+    assert "resume" not in str(refusal.value)  # there is nothing to resume
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [(None, r"can't read .* \(No such file"), (b"a =", "is not TOML"), (b"\xff", "is not TOML")],
+)
+def test_read_toml(content: bytes | None, sentence: str, tmp_path: Path) -> None:
+    path = tmp_path / "x.toml"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(FedfillError, match=sentence):
+        read_toml(path)
+    with pytest.raises(FedfillError, match="can't read"):
+        read_toml(tmp_path)

@@ -1,0 +1,450 @@
+"""The command line: every slip is one sentence and writes nothing, and what is printed can be read."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomli_w
+import torch
+from click.testing import Result
+from typer.testing import CliRunner
+
+import fedfill
+from fedfill.cli import app
+from fedfill.engines.local import LocalEngine
+
+TINY = ["--clients", "4", "--rounds", "1", "--set", "local_epochs=1"]
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder to stand in, on a terminal of a known width."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.delenv("FEDFILL_DATA", raising=False)
+    return tmp_path
+
+
+def fedfill_(*words: str) -> Result:
+    return CliRunner().invoke(app, words)
+
+
+def tree(folder: Path) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() if path.is_file() else b"" for path in folder.rglob("*")}
+
+
+def refused(words: Sequence[str], *parts: str) -> None:
+    """One sentence with these parts, exit code 2, and nothing written."""
+    before = tree(Path())
+    result = fedfill_(*words)
+    assert result.exit_code == 2, result.output
+    assert result.stdout == ""
+    assert result.stderr.startswith("fedfill: ")
+    assert result.stderr.count("\n") == 1
+    assert result.stderr.endswith("\n")
+    for part in parts:
+        assert part in result.stderr
+    assert tree(Path()) == before
+
+
+# ---- slips
+
+
+@pytest.mark.parametrize(
+    ("words", "parts"),
+    [
+        (["fedavgg"], ["algorithm: unknown name 'fedavgg'; did you mean 'fedavg'?"]),
+        (["zzz"], ["algorithm: unknown name 'zzz'; allowed: fedavg, feddpms"]),
+        ([], ["algorithm: none is given"]),
+        (["fedavg", "--data", "digit"], ["data: 'digit' is unknown; did you mean 'digits'?"]),
+        (["fedavg", "--data", ""], ["data"]),
+        (["fedavg", "--partition", "dirichlett:0.5"], ["partition", "did you mean 'dirichlet"]),
+        (["fedavg", "--partition", "dirichlet:x"], ["partition", "'dirichlet:x'"]),
+        (["fedavg", "--partition", "dirichlet:nan"], ["partition"]),
+        (["fedavg", "--partition", "classes:99"], ["partition"]),
+        (["fedavg", "--partition", "dirichlet:0.0001", "--clients", "100"], ["partition 'dirichlet:0.0001'"]),
+        (["fedavg", "--model", "cnn22"], ["model: unknown name 'cnn22'; did you mean 'cnn2'?"]),
+        (["fedavg", "--engine", "lokal"], ["engine: unknown name 'lokal'; did you mean 'local'?"]),
+        (["fedavg", "--device", "rubbish"], ["device: found 'rubbish'; allowed: auto, cpu, cuda, cuda:N"]),
+        (["fedavg", "--device", ""], ["device"]),
+        (["fedavg", "--device", "cuda:x"], ["device: found 'cuda:x'"]),
+        (["fedavg", "--device", "mps"], ["device: found 'mps'"]),
+        (["fedavg", "--rounds", "0"], ["rounds: found 0; allowed: at least 1"]),
+        (["fedavg", "--clients", "0"], ["clients: found 0; allowed: at least 1"]),
+        (["fedavg", "--clients", "-3"], ["clients: found -3"]),
+        (["fedavg", "--clients", "2000"], ["clients: found 2,000", "1,438"]),
+        (["fedavg", "--clients", "9" * 30], ["clients"]),
+        (["fedavg", "--participation", "0"], ["participation: found 0.0; allowed: more than 0"]),
+        (["fedavg", "--participation", "1.5"], ["participation: found 1.5; allowed: at most 1"]),
+        (["fedavg", "--participation", "nan"], ["participation: found nan; allowed: a finite number"]),
+        (["fedavg", "--participation", "inf"], ["participation: found inf"]),
+        (["fedavg", "--data-fraction", "0"], ["data_fraction: found 0.0; allowed: more than 0"]),
+        (["fedavg", "--client-test", "0.9"], ["client_test: found 0.9; allowed: at most 0.5"]),
+        (["fedavg", "--seed", "-1"], ["seed: found -1; allowed: at least 0"]),
+        (["fedavg", "--workers", "0"], ["workers: found 0; allowed: at least 1"]),
+        (["fedavg", "--workers", "1000000000"], ["workers: found 1000000000; allowed: at most 1024"]),
+        (["fedavg", "--delta", "0"], ["delta: found 0.0; allowed: more than 0"]),
+        (["fedavg", "--delta", "1"], ["delta: found 1.0; allowed: less than 1"]),
+        (["fedavg", "--data-dir", "missing", "--data", "mnist"], ["data_dir", "missing", "is not a folder"]),
+        (["fedavg", "--set", "local_epochs"], ["--set: found 'local_epochs'; allowed: KEY=VALUE"]),
+        (["fedavg", "--set", "=3"], ["--set: found '=3'"]),
+        (["fedavg", "--set", ""], ["--set: found ''"]),
+        (["fedavg", "--set", "rounds=3"], ["--set: 'rounds' has an option of its own, --rounds"]),
+        (["fedavg", "--set", " data_dir =3"], ["--set: 'data_dir' has an option of its own, --data-dir"]),
+        (["fedavg", "--set", "algorithm=fedavg"], ["--set: 'algorithm' stands before the options"]),
+        (["fedavg", "--set", "settings=3"], ["fedavg has no 'settings'"]),
+        (["fedavg", "--set", "local_epoch=3"], ["fedavg has no 'local_epoch'; did you mean 'local_epochs'?"]),
+        (["fedavg", "--set", "model.widht=wide"], ["model setting: unknown name 'widht'; did you mean 'width'?"]),
+        (["fedavg", "--set", "model.=wide"], ["model setting: unknown name ''"]),
+        (["fedavg", "--set", "local_epochs=2.5"], ["local_epochs: found '2.5'; allowed: a whole number"]),
+        (["fedavg", "--set", "local_epochs=0"], ["local_epochs: found '0'; allowed: at least 1"]),
+        (["fedavg", "--set", "local_epochs=-1"], ["local_epochs: found '-1'; allowed: at least 1"]),
+        (["fedavg", "--set", "local_epochs=none"], ["local_epochs: found 'none'; allowed: a whole number"]),
+        (["fedavg", "--set", "local_epochs=true"], ["local_epochs: found 'true'; allowed: a whole number"]),
+        (["fedavg", "--set", f"local_epochs={'9' * 5000}"], ["local_epochs: found '999"]),
+        (["fedavg", "--set", "learning_rate=x"], ["learning_rate: found 'x'; allowed: a number"]),
+        (["fedavg", "--set", "learning_rate=nan"], ["learning_rate: found 'nan'; allowed: a finite number"]),
+        (["fedavg", "--set", "learning_rate=inf"], ["learning_rate: found 'inf'; allowed: a finite number"]),
+        (["fedavg", "--set", "learning_rate=1e999"], ["learning_rate: found '1e999'; allowed: a finite number"]),
+        (["fedavg", "--set", "learning_rate=-1"], ["learning_rate: found '-1'; allowed: more than 0"]),
+        (["fedavg", "--set", "momentum=nan"], ["momentum: found"]),
+        (["fedavg", "--set", "lr_decay=nan"], ["lr_decay: found"]),
+        (["fedavg", "--set", "optimizer=adm"], ["optimizer: found 'adm'; allowed: 'adam', 'adamw' or 'sgd'"]),
+        (["feddpms", "--set", "only_scarce=perhaps"], ["only_scarce: found 'perhaps'; allowed: true or false"]),
+        (["feddpms", "--set", "preliminary_rounds=9"], ["preliminary_rounds: found 9; allowed: 1 to rounds, which is 1"]),
+        (["feddpms", "--set", "latent=0"], ["latent: found '0'; allowed: at least 1"]),
+    ],
+)  # fmt: skip
+def test_slips_of_run(words: list[str], parts: list[str]) -> None:
+    refused(["run", *words[:1], *TINY, *words[1:]] if words else ["run", *TINY], *parts)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+@pytest.mark.parametrize("device", ["cuda", "cuda:1"])
+def test_no_gpu(device: str) -> None:
+    refused(["run", "fedavg", *TINY, "--device", device], f"device: found '{device}'", "0 CUDA devices", "use cpu")
+
+
+def test_empty_data_folder(elsewhere: Path) -> None:
+    (elsewhere / "empty").mkdir()
+    refused(["run", "fedavg", *TINY, "--data-dir", "empty", "--data", "mine"], "data: 'mine' is unknown")
+    (elsewhere / "empty" / "mine").mkdir()
+    refused(["run", "fedavg", *TINY, "--data-dir", "empty", "--data", "mine"], "'mine'", "holds neither")
+
+
+@pytest.mark.parametrize(
+    ("config", "parts"),
+    [
+        (None, ["config: can't read config.toml (No such file or directory)"]),
+        (b"rounds = ", ["config: config.toml is not TOML"]),
+        (b"\xff", ["config: config.toml is not TOML"]),
+        (b"round = 3", ["config: unknown name 'round'; did you mean 'rounds'?"]),
+        (b"rounds = 'many'", ["rounds: found 'many'; allowed: a whole number"]),
+        (b"rounds = []", ["rounds: found []; allowed: a whole number"]),
+        (b"rounds = 1979-05-27", ["rounds: found", "allowed: a whole number"]),
+        (b"seed = true", ["seed: found 'True'; allowed: a whole number"]),
+        (b"data = 5", ["data: found 5; allowed: text"]),
+        (b"settings = 5", ["settings: found 5; allowed: a table of settings"]),
+        (b"model_settings = [1]", ["model_settings: found [1]; allowed: a table of settings"]),
+        (b"[settings]\nlocal_epoch = 3", ["fedavg has no 'local_epoch'; did you mean 'local_epochs'?"]),
+        (b"[settings]\nlocal_epochs = [3]", ["local_epochs: found [3]; allowed: a whole number"]),
+        (b"[settings]\nlocal_epochs = true", ["local_epochs: found 'True'; allowed: a whole number"]),
+        (b"[settings]\nlearning_rate = nan", ["learning_rate: found nan; allowed: a finite number"]),
+        (b"[model_settings]\nwidth = 3", ["width: found 3; allowed: 'paper' or 'wide'"]),
+        (b"data = 'python'", ["data: this experiment's data came from Python"]),
+    ],
+)  # fmt: skip
+def test_slips_in_a_config(config: bytes | None, parts: list[str], elsewhere: Path) -> None:
+    if config is not None:
+        (elsewhere / "config.toml").write_bytes(config)
+    for command in (["run", "fedavg"], ["compare", "fedavg", "--seeds", "0"]):
+        refused([*command, "--config", "config.toml"], *parts)
+
+
+def test_places_that_cannot_be_used(elsewhere: Path) -> None:
+    run = ["run", "fedavg", *TINY, "--out"]
+    (elsewhere / "file").write_text("mine")
+    (elsewhere / "foreign").mkdir()
+    (elsewhere / "foreign" / "thesis.tex").write_text("mine")
+    refused([*run, "file"], "out: file is a file")
+    refused([*run, "file/run"], "out: can't write file/run (Not a directory)")
+    refused([*run, "foreign"], "out: foreign is not empty and holds no run (thesis.tex lies there)")
+    refused([*run, "x" * 300], "out: can't write", "File name too long")
+    refused([*run, "/proc/run"], "out: can't write /proc/run")
+    assert fedfill_(*run, "mine").exit_code == 0
+    refused(["run", "fedavg", *TINY, "--seed", "1", "--out", "mine"], "out: mine holds another experiment")
+    refused(["resume", "foreign"], "resume: foreign holds no run (there is no experiment.toml)")
+    refused(["resume", "missing"], "resume: missing holds no run")
+    refused(["partition", "--clients", "4", "--out", "file/x.png"], "out: can't write file/x.png")
+    refused(["partition", "--clients", "4", "--out", "foreign"], "out: can't write foreign")
+
+
+@pytest.mark.parametrize(
+    ("words", "parts"),
+    [
+        (["compare", "fedavg", "fedavg"], ["the algorithm 'fedavg' is given twice"]),
+        (["compare", "fedavg", "--seeds", "1,1"], ["the seed '1' is given twice"]),
+        (["compare", "fedavg", "--seeds", "1,x"], ["seeds: found '1,x'; allowed: whole numbers separated by commas"]),
+        (["compare", "fedavg", "--seeds", ""], ["seeds: found ''"]),
+        (["compare", "fedavg", "--seeds", "1,"], ["seeds: found '1,'"]),
+        (["compare", "fedavg", "--seeds", "-1"], ["seed: found -1; allowed: at least 0"]),
+        (["compare", "fedavg", "nope"], ["algorithm: unknown name 'nope'"]),
+        (["compare", "fedavg:x"], ["allowed: NAME or NAME:setting=value"]),
+        (["compare", "fedavg", "--set", "alpha=3"], ["fedavg has no 'alpha'"]),
+        (["list", "algorithm"], ["list: found 'algorithm'; did you mean 'algorithms'?"]),
+        (["list", "settings"], ["list settings: name an algorithm"]),
+        (["list", "settings", "fedavgg"], ["did you mean 'fedavg'?"]),
+        (["partition", "--clients", "2000"], ["clients: found 2,000"]),
+        (["partition", "--seed", "-1"], ["seed: found -1"]),
+        (["partition", "--data", "nope"], ["data: 'nope' is unknown"]),
+    ],
+)
+def test_slips_of_other_commands(words: list[str], parts: list[str]) -> None:
+    refused(words, *parts)
+
+
+@pytest.mark.parametrize("words", [["run", "fedavg", "--nope"], ["run", "--clients", "x"], ["nope"], ["compare"]])
+def test_typers_own_complaints(words: list[str]) -> None:
+    result = fedfill_(*words)
+    assert result.exit_code == 2
+    assert "Usage: " in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize("rate", ["1e30", "1e300"])
+def test_divergence_is_a_sentence(rate: str) -> None:
+    words = ["run", "fedavg", *TINY, "--rounds", "3", "--out", "run", "--set", f"learning_rate={rate}", "--set", "optimizer=sgd"]  # fmt: skip
+    result = fedfill_(*words, "--set", "latent_activation=none")
+    assert result.exit_code == 2
+    sentence = result.stderr.splitlines()[-1]
+    assert sentence.startswith("fedfill: training diverged: ")
+    assert sentence.endswith("try a smaller learning_rate")
+    assert "Traceback" not in result.stderr
+
+
+def test_full_disk(elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(source: Any, target: Any) -> None:
+        if str(target).endswith("state.safetensors") and Path(target).exists():
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        replace(source, target)
+
+    replace = os.replace
+    words = ["run", "fedavg", *TINY, "--rounds", "3"]
+    whole = fedfill_(*words, "--out", "whole")
+    monkeypatch.setattr(os, "replace", full)
+    result = fedfill_(*words, "--out", "run")
+    monkeypatch.undo()
+    monkeypatch.chdir(elsewhere)
+    assert result.exit_code == 2
+    assert "No space left on device" in result.stderr.splitlines()[-1]
+    assert "'fedfill resume run'" in result.stderr.splitlines()[-1]
+    resumed = fedfill_("resume", "run")
+    assert resumed.exit_code == 0
+    assert "Rounds 1 to 1 had been done before; the run went on from there." in resumed.stdout
+    assert sha(resumed) == sha(whole)
+
+
+def test_ctrl_c(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(self: LocalEngine, *args: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(LocalEngine, "evaluate", interrupt)
+    result = fedfill_("run", "fedavg", *TINY, "--out", "run")
+    assert result.exit_code == 130
+    assert result.stderr.startswith("fedfill: stopped; ")
+    assert result.stderr.count("\n") == 1
+
+
+# ---- what is printed
+
+
+def sha(result: Result) -> str:
+    return next(line for line in result.stdout.splitlines() if "SHA-256" in line)
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Result]:
+    """Results of runs, each made once."""
+    folder = tmp_path_factory.mktemp("runs")
+    results: dict[tuple[str, ...], Result] = {}
+
+    def make(*words: str) -> Result:
+        if words not in results:
+            results[words] = fedfill_(*words, "--out", str(folder / "-".join(words).replace("/", "")))
+            assert results[words].exit_code == 0, results[words].output
+        return results[words]
+
+    return make
+
+
+def test_run_prints_the_figures(tiny: Callable[..., Result]) -> None:
+    result = tiny("run", "feddpms", *TINY, "--rounds", "2", "--set", "alpha=5", "--set", "max_candidates=50")
+    text = result.stdout
+    for words in (
+        "feddpms on digits, dirichlet:0.5, 4 clients, seed 0",
+        "accuracy, last round (2)",
+        "best accuracy (chosen on the test set)",
+        "worst client, own test split",
+        "samples trained on",
+        "Privacy\nThe server sees everything",
+        "In total: no differential-privacy guarantee.",
+        "\nRun directory: ",
+    ):
+        assert words in text
+    assert max(map(len, text.splitlines()[:-1])) <= 100
+    assert "\x1b" not in text + result.stderr
+    assert [line.split(",")[0] for line in result.stderr.splitlines() if "accuracy" in line] == [
+        "feddpms: round 1/2",
+        "feddpms: round 2/2",
+    ]
+
+
+def test_running_again_says_that_nothing_was_run() -> None:
+    first = fedfill_("run", "fedavg", *TINY)
+    again = fedfill_("run", "fedavg", *TINY)
+    assert "finished before" not in first.stdout
+    assert "This run was finished before: it was read from its folder, and nothing was run again." in again.stdout
+    assert "round" in first.stderr
+    assert again.stderr == ""
+    assert sha(again) == sha(first)
+
+
+def test_an_experiment_is_a_config(elsewhere: Path) -> None:
+    words = [*TINY, "--rounds", "2", "--participation", "0.5", "--set", "alpha=5", "--set", "max_candidates=50"]
+    first = fedfill_("run", "feddpms", *words, "--seed", "3", "--delta", "0.001", "--out", "x")
+    again = fedfill_("run", "--config", "x/experiment.toml", "--out", "y")
+    assert (first.exit_code, again.exit_code) == (0, 0), again.output
+    assert sha(first) == sha(again)
+    assert (elsewhere / "x" / "experiment.toml").read_text() == (elsewhere / "y" / "experiment.toml").read_text()
+    refused(["run", "--config", "x/experiment.toml", "--seed", "4", "--out", "y"], "y holds another experiment")
+
+
+def test_what_is_given_here_wins_over_the_config(elsewhere: Path) -> None:
+    config = {
+        "algorithm": "feddpms",
+        "clients": 4,
+        "rounds": 7,
+        "seed": 5,
+        "settings": {"local_epochs": 3, "batch_size": 16},
+        "model_settings": {"latent": 8},
+    }
+    (elsewhere / "config.toml").write_text(tomli_w.dumps(config))
+    result = fedfill_(
+        "run", "fedavg", "--config", "config.toml", "--rounds", "1", "--set", "local_epochs=1", "--out", "x"
+    )
+    assert result.exit_code == 0, result.output
+    text = (elsewhere / "x" / "experiment.toml").read_text()
+    for line in ('algorithm = "fedavg"', "rounds = 1", "seed = 5", "local_epochs = 1", "batch_size = 16", "latent = 8"):
+        assert f"\n{line}\n" in text
+
+
+def test_compare_prints_a_table(tiny: Callable[..., Result], elsewhere: Path) -> None:
+    words = ["compare", "fedavg", "fedavg:latent_activation=none", *TINY, "--seeds", "0,1"]
+    result = fedfill_(*words, "--out", "c")
+    assert result.exit_code == 0, result.output
+    rows = [line.split() for line in result.stdout.splitlines() if line.startswith(" fedavg")]
+    assert [row[0] for row in rows] == ["fedavg", "fedavg:latent_activation=none"]
+    assert all(row[2] == "±" for row in rows)
+    assert "digits, dirichlet:0.5, 4 clients, 1 rounds, seeds 0, 1" in result.stdout
+    assert "fedavg: In total: no differential-privacy guarantee.\n" in result.stdout
+    assert "No guarantee covers" not in result.stdout
+    assert max(map(len, result.stdout.splitlines())) <= 100
+    assert "1/4 fedavg, seed 0: round 1/1, accuracy" in result.stderr
+    assert "4/4 fedavg:latent_activation=none, seed 1: round 1/1, accuracy" in result.stderr
+    again = fedfill_(*words, "--out", "c")
+    assert "4 of 4 runs were finished before: they were read, and not run again." in again.stdout
+    assert again.stderr == ""
+    alone = fedfill_("compare", "fedavg", *TINY, "--seeds", "0", "--out", "d")
+    assert "±" not in alone.stdout
+    assert "one seed, so no deviation" in alone.stdout
+
+
+@pytest.mark.parametrize("width", [80, 100, 160])
+def test_partition_fits(width: int, monkeypatch: pytest.MonkeyPatch, elsewhere: Path) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    result = fedfill_("partition", "--clients", "4", "--out", "deep/map.png")
+    assert result.exit_code == 0, result.output
+    assert "digits, dirichlet:0.5, seed 0" in result.stdout
+    rows = [line.split() for line in result.stdout.splitlines() if line.strip()[:1].isdigit()]
+    assert len(rows) == 4
+    assert all(len(row) == 13 for row in rows)  # client, samples, ten classes, own test
+    for row in rows:
+        assert int(row[1]) == sum(int(count) for count in row[2:-1] if count != "·")
+    assert max(map(len, result.stdout.splitlines())) <= width
+    assert (elsewhere / "deep" / "map.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_partition_of_many_clients_and_classes_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "50")
+    result = fedfill_("partition", "--clients", "60", "--partition", "iid")
+    assert "digits, iid, seed 0, 10 classes" in result.stdout
+    assert "... and 20 more clients, all of them in the picture." in " ".join(result.stdout.split())
+    table = result.stdout.split("...")[0].splitlines()
+    rows = [line.split() for line in table if line.strip()[:1].isdigit()]
+    assert [row[0] for row in rows] == [str(client) for client in range(40)]
+    assert all(len(row) == 4 for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("what", "words"),
+    [
+        ("algorithms", ["fedavg", "feddpms"]),
+        ("datasets", ["digits", "cifar100"]),
+        ("partitions", ["iid", "dirichlet"]),
+        ("models", ["auto", "cnn2"]),
+    ],
+)
+def test_list(what: str, words: list[str]) -> None:
+    result = fedfill_("list", what)
+    assert result.exit_code == 0
+    first = [line.split()[0] for line in result.stdout.splitlines() if not line.startswith(" ")]
+    assert any(entry.startswith(word) for word in words for entry in first)
+
+
+def test_list_settings_knows_every_setting_and_its_words() -> None:
+    from fedfill.algorithms.base import find
+    from fedfill.models.networks import ModelSettings
+
+    text = fedfill_("list", "settings", "feddpms").stdout
+    first = [line.split()[0] for line in text.splitlines() if not line.startswith(" ")]
+    assert first == [*find("feddpms").model_fields, *(f"model.{name}" for name in ModelSettings.model_fields)]
+    assert " ".join(text.split()).count("[adam, adamw, sgd]") == 1
+    assert "[true, false]" in " ".join(text.split())
+
+
+def test_version() -> None:
+    assert fedfill_("--version").stdout == f"{fedfill.__version__}\n"
+
+
+def test_help_needs_no_torch() -> None:
+    code = (
+        "import sys; from typer.testing import CliRunner; from fedfill.cli import app\n"
+        "assert CliRunner().invoke(app, ['run', '--help']).exit_code == 0\n"
+        "sys.exit(sorted({'torch', 'numpy', 'sklearn', 'matplotlib'} & set(sys.modules)) or 0)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stderr == ""
+
+
+@pytest.mark.parametrize("command", ["run", "resume", "compare", "partition", "list"])
+def test_help(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert command in fedfill_("--help").stdout
+    assert "..." not in fedfill_("--help").stdout.split("Commands:")[1]  # no summary is cut short
+    assert fedfill_(command, "--help").exit_code == 0
+
+
+def test_defaults_in_the_help_are_true() -> None:
+    from fedfill.experiment import Experiment
+
+    text = " ".join(fedfill_("run", "--help").stdout.split())
+    for name, info in Experiment.model_fields.items():
+        if name in ("algorithm", "settings", "model_settings", "data_dir", "workers"):
+            continue
+        option = text.split(f"--{name.replace('_', '-')} <")[1].split(" <")[0]  # up to the next option's type
+        assert f"[default: {info.default}]" in option

@@ -1,0 +1,169 @@
+"""Comparisons: the same data for everybody, means and deviations by hand, and nothing run twice."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fedfill
+from fedfill.compare import FIGURES, Comparison, Row, compare, parse_variant
+from fedfill.engines.local import LocalEngine
+from fedfill.errors import FedfillError
+from fedfill.experiment import Result
+
+TINY: dict[str, Any] = {"data": "digits", "clients": 4, "rounds": 2, "local_epochs": 1}
+LABELS = ["fedavg", "fedavg:latent_activation=none,weighting=uniform", "feddpms"]
+SEEDS = [3, 1]
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
+    return compare(LABELS, seeds=SEEDS, out=tmp_path_factory.mktemp("compare"), alpha=5, max_candidates=50, **TINY)
+
+
+def toml(comparison: Comparison, folder: str) -> str:
+    return (comparison.directory / folder / "experiment.toml").read_text()
+
+
+@pytest.mark.xfail(reason="the module fedfill.compare hides the function of the same name once it is imported")
+def test_the_package_offers_the_function() -> None:
+    assert fedfill.compare is compare
+
+
+def test_one_folder_for_each_run(tiny: Comparison) -> None:
+    assert {path.name for path in tiny.directory.iterdir()} == {
+        *(f"fedavg-seed{seed}" for seed in SEEDS),
+        *(f"fedavg-latent_activation=none-weighting=uniform-seed{seed}" for seed in SEEDS),
+        *(f"feddpms-seed{seed}" for seed in SEEDS),
+        "comparison.csv",
+    }
+    assert [row.label for row in tiny.rows] == LABELS
+    assert tiny.seeds == (3, 1)
+    assert [[result.summary["seed"] for result in row.results] for row in tiny.rows] == [SEEDS] * 3
+    assert not any(result.was_finished for row in tiny.rows for result in row.results)
+
+
+def test_every_algorithm_sees_the_same_data(tiny: Comparison) -> None:
+    held = {
+        seed: {(tiny.directory / f"{name}-seed{seed}" / "partition.json").read_text() for name in ("fedavg", "feddpms")}
+        for seed in SEEDS
+    }
+    assert [len(found) for found in held.values()] == [1, 1]
+    assert held[3] != held[1]
+
+
+def test_settings_reach_those_who_have_them(tiny: Comparison) -> None:
+    assert "alpha = 5" in toml(tiny, "feddpms-seed3")
+    assert "alpha" not in toml(tiny, "fedavg-seed3")
+    assert 'latent_activation = "sigmoid"' in toml(tiny, "fedavg-seed3")
+    assert 'weighting = "samples"' in toml(tiny, "fedavg-seed3")
+    variant = toml(tiny, "fedavg-latent_activation=none-weighting=uniform-seed3")
+    assert 'latent_activation = "none"' in variant
+    assert 'weighting = "uniform"' in variant
+    assert "local_epochs = 1" in variant
+
+
+def test_a_run_of_a_comparison_is_the_run_itself(tiny: Comparison, tmp_path: Path) -> None:
+    alone = fedfill.run("fedavg", **TINY, seed=1, out=tmp_path)
+    assert alone.summary["weights_sha256"] == tiny.rows[0].results[1].summary["weights_sha256"]
+
+
+def test_finished_runs_are_not_run_again(tiny: Comparison, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(*args: Any) -> None:
+        raise AssertionError("something was trained")
+
+    first = compare(["fedavg"], seeds=[0], out=tmp_path, **TINY)
+    more = compare(["fedavg"], seeds=[0, 1], out=tmp_path, **TINY)
+    assert [result.was_finished for result in more.rows[0].results] == [True, False]
+    monkeypatch.setattr(LocalEngine, "call", never)
+    again = compare(["fedavg"], seeds=[1, 0], out=tmp_path, **TINY)
+    assert [result.was_finished for result in again.rows[0].results] == [True, True]
+    assert again.rows[0].results[1].summary == first.rows[0].results[0].summary
+
+
+def test_tidy_csv(tiny: Comparison) -> None:
+    with (tiny.directory / "comparison.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == len(LABELS) * len(SEEDS) * len(FIGURES)
+    assert list(rows[0]) == ["algorithm", "seed", "figure", "value"]
+    assert len({(row["algorithm"], row["seed"], row["figure"]) for row in rows}) == len(rows)
+    for row in tiny.rows:
+        for result in row.results:
+            found = {
+                line["figure"]: float(line["value"])
+                for line in rows
+                if (line["algorithm"], line["seed"]) == (row.label, str(result.summary["seed"]))
+            }
+            assert found == {name: result.summary[name] for name in FIGURES}
+
+
+@pytest.fixture
+def result() -> Callable[[float | None], Result]:
+    return lambda value: Result(Path("nowhere"), {"accuracy": value}, [], {})
+
+
+def test_mean_and_sample_deviation_by_hand(result: Callable[[float | None], Result]) -> None:
+    def figure(*values: float | None) -> tuple[float | None, float | None]:
+        return Row("x", tuple(map(result, values))).figure("accuracy")
+
+    mean, deviation = figure(0.1, 0.2, 0.6)
+    assert mean == pytest.approx(0.3)
+    assert deviation == pytest.approx(math.sqrt((0.04 + 0.01 + 0.09) / 2))
+    assert figure(0.25) == (0.25, None)
+    assert figure(0.25, None) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("text", "parsed"),
+    [
+        ("fedavg", ("fedavg", {})),
+        ("fedavg:", ("fedavg", {})),
+        ("fedavg:a=1", ("fedavg", {"a": "1"})),
+        ("fedavg:a=1, b = x=y ", ("fedavg", {"a": "1", "b": "x=y"})),
+    ],
+)
+def test_variants(text: str, parsed: tuple[str, dict[str, str]]) -> None:
+    assert parse_variant(text) == parsed
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({"algorithms": []}, "needs at least one algorithm and one seed"),
+        ({"seeds": []}, "needs at least one algorithm and one seed"),
+        ({"algorithms": ["fedavg", "feddpms", "fedavg"]}, "the algorithm 'fedavg' is given twice"),
+        ({"seeds": [0, 1, 0]}, "the seed '0' is given twice"),
+        ({"seeds": [0, -1]}, "seed: found -1; allowed: at least 0"),
+        ({"seed": 1}, "seed: a comparison has seeds"),
+        ({"algorithms": ["fedavg", "fedavgg"]}, "unknown name 'fedavgg'; did you mean 'fedavg'"),
+        ({"algorithms": ["fedavg:weighting"]}, "found 'weighting' in 'fedavg:weighting'"),
+        ({"algorithms": ["fedavg:=1"]}, "found '=1' in 'fedavg:=1'"),
+        ({"algorithms": ["fedavg:wheighting=uniform"]}, "did you mean 'weighting'"),
+        ({"algorithms": ["fedavg:weighting=even"]}, "weighting: found 'even'; allowed: 'samples' or 'uniform'"),
+        ({"algorithms": ["fedavg:rounds=3"]}, "fedavg has no 'rounds'"),
+        ({"algorithms": ["fedavg"], "alpha": 5}, "fedavg has no 'alpha'"),
+        ({"alpah": 5}, "did you mean 'alpha'"),
+        ({"alpha": 0}, "alpha: found 0; allowed: at least 1"),
+        ({"partition": "dirichlet:0"}, "dirichlet"),
+        ({"preliminary_rounds": 3}, "preliminary_rounds: found 3"),
+    ],
+)
+def test_slips_are_found_before_anything_runs(given: dict[str, Any], sentence: str, tmp_path: Path) -> None:
+    with pytest.raises(FedfillError) as refusal:
+        compare(**{"algorithms": ["fedavg", "feddpms"], "seeds": [0], "out": tmp_path / "out", **TINY, **given})
+    assert sentence in str(refusal.value)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_of_another_experiment_is_found_before_anything_runs(tmp_path: Path) -> None:
+    fedfill.run("fedavg", **TINY, seed=1, learning_rate=0.1, out=tmp_path / "fedavg-seed1")
+    with pytest.raises(FedfillError, match="fedavg-seed1 holds another experiment"):
+        compare(["fedavg"], seeds=[0, 1], out=tmp_path, **TINY)
+    assert [path.name for path in tmp_path.iterdir()] == ["fedavg-seed1"]
+    assert json.loads((tmp_path / "fedavg-seed1" / "summary.json").read_text())["seed"] == 1
