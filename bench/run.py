@@ -20,11 +20,10 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from floor import WORKS, Client, Floor, data
 from torch import nn
 
 from fedfill.algorithms.base import Algorithm
-from fedfill.algorithms.fedavg import FedAvg, Model
+from fedfill.algorithms.fedavg import FedAvg
 from fedfill.data.federation import ClientData, Federation
 from fedfill.data.samples import Samples
 from fedfill.engines import contract
@@ -32,6 +31,7 @@ from fedfill.engines.contract import Message, Server, State, client_handler
 from fedfill.engines.local import LocalEngine
 from fedfill.models.layers import with_streams
 from fedfill.models.views import weights_of
+from floor import WORKS, Client, Floor, data
 
 SETTINGS = {
     "W1": {"local_epochs": 1, "batch_size": 64, "optimizer": "adam", "learning_rate": 1e-3},

@@ -43,7 +43,9 @@ def small_federation(clients: int = 4, samples: int = 40, per_client: int = 2) -
 class Run:
     """Some rounds of an algorithm on the local engine, with everything that a test may look at."""
 
-    def __init__(self, algorithm: Algorithm, model: Mapping[str, Any], workers: int, participation: float, rounds: int) -> None:
+    def __init__(
+        self, algorithm: Algorithm, model: Mapping[str, Any], workers: int, participation: float, rounds: int
+    ) -> None:
         federation = small_federation()
         net = build("cnn2", (1, 8, 8), CLASSES, ModelSettings(**model), decoder="decoder" in algorithm.parts, seed=0)
         self.algorithm = algorithm.resolved(rounds=rounds, model=net)
@@ -90,6 +92,8 @@ def run_rounds(
 
 class ScriptedEngine:
     """Clients that answer by a script: handler name -> function (client, message, round) -> reply."""
+
+    workers = 1
 
     def __init__(self) -> None:
         self.script: dict[str, Callable[[int, Any, int], Message]] = {}

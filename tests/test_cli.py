@@ -440,7 +440,7 @@ def test_help(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_defaults_in_the_help_are_true() -> None:
-    from fedfill.experiment import Experiment
+    from fedfill.settings import Experiment
 
     text = " ".join(fedfill_("run", "--help").stdout.split())
     for name, info in Experiment.model_fields.items():

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.helpers import scripted
 
 from fedfill.algorithms.base import _registry
 from fedfill.algorithms.fedavg import Update
-from tests.helpers import scripted
 
 TEXT = (Path(__file__).parents[1] / "CONTRIBUTING.md").read_text()
 

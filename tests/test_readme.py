@@ -25,7 +25,12 @@ def test_there_are_examples():
 
 def test_links_lead_somewhere():
     root = Path(__file__).parents[1]
-    pages = [root / "README.md", root / "CONTRIBUTING.md", *root.glob("docs/**/*.md"), *root.glob("experiments/**/*.md")]
+    pages = [
+        root / "README.md",
+        root / "CONTRIBUTING.md",
+        *root.glob("docs/**/*.md"),
+        *root.glob("experiments/**/*.md"),
+    ]
     dead = [
         (page.name, link)
         for page in pages

@@ -15,18 +15,20 @@ __version__ = "0.1.0"
 __all__ = ["Experiment", "FedfillError", "Result", "__version__", "compare", "resume", "run"]
 
 _HOME = {
-    "Experiment": "fedfill.experiment",
+    "Experiment": "fedfill.settings",
     "FedfillError": "fedfill.errors",
-    "Result": "fedfill.experiment",
-    "compare": "fedfill.compare",
+    "Result": "fedfill.loop",
+    "compare": "fedfill.comparison",
     "resume": "fedfill.experiment",
     "run": "fedfill.experiment",
 }
 
 if TYPE_CHECKING:
-    from fedfill.compare import compare
+    from fedfill.comparison import compare
     from fedfill.errors import FedfillError
-    from fedfill.experiment import Experiment, Result, resume, run
+    from fedfill.experiment import resume, run
+    from fedfill.loop import Result
+    from fedfill.settings import Experiment
 
 
 def __getattr__(name: str) -> Any:

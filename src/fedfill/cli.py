@@ -21,9 +21,9 @@ import fedfill
 from fedfill.errors import FedfillError, did_you_mean
 
 if TYPE_CHECKING:
-    from fedfill.compare import Comparison
+    from fedfill.comparison import Comparison
     from fedfill.data.federation import Federation
-    from fedfill.experiment import OnRound, Result
+    from fedfill.loop import OnRound, Result
 
 MOST_ROWS = 40
 READABLE = 100
@@ -191,7 +191,7 @@ def compare(
 ) -> None:
     """Compare algorithms over several seeds: mean ± deviation."""
     with sentences():
-        from fedfill.compare import compare as compare_algorithms
+        from fedfill.comparison import compare as compare_algorithms
 
         options = _options(context.params)
         for given_above in ("algorithm", "seed"):  # a --config for one run is good for a comparison too
@@ -224,9 +224,9 @@ def partition(
     """Show the class distribution of every client."""
     with sentences():
         from fedfill.data.federation import federate
-        from fedfill.experiment import Experiment, checked
         from fedfill.runs.directory import writing
         from fedfill.runs.pictures import heat_map
+        from fedfill.settings import Experiment, checked
 
         plan = checked(Experiment, {"algorithm": "", **_options(context.params)}, "option")
         federation = federate(
@@ -347,8 +347,8 @@ def _options(params: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         FedfillError: Where the file holds anything that is not allowed, or a --set is none.
     """
-    from fedfill.experiment import Experiment, checked
     from fedfill.runs.directory import read_toml
+    from fedfill.settings import Experiment, checked
 
     fields = set(Experiment.model_fields) - {"settings", "model_settings"}
     options: dict[str, Any] = {}

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
+from tests.helpers import run_rounds, scripted
 
 from fedfill.algorithms.fedavg import FedAvg, Model, Update
-from tests.helpers import run_rounds, scripted
 
 
 def test_round_is_the_sample_weighted_mean_by_hand():

@@ -5,6 +5,7 @@ from collections import Counter
 
 import pytest
 import torch
+from tests.helpers import CLASSES, run_rounds, scripted
 
 from fedfill.algorithms.fedavg import FedAvg
 from fedfill.algorithms.feddpms import FedDPMS, PreliminaryReply, Scarce, Secondary, SecondaryReply, Shared, match
@@ -12,9 +13,16 @@ from fedfill.errors import FedfillError
 from fedfill.models.networks import ModelSettings, build
 from fedfill.models.views import part
 from fedfill.privacy.accountant import epsilon
-from tests.helpers import CLASSES, run_rounds, scripted
 
-QUICK = {"local_epochs": 4, "batch_size": 8, "learning_rate": 0.01, "lr_decay": 1.0, "n_classes": 2, "alpha": 5, "sigma": 1.0}
+QUICK = {
+    "local_epochs": 4,
+    "batch_size": 8,
+    "learning_rate": 0.01,
+    "lr_decay": 1.0,
+    "n_classes": 2,
+    "alpha": 5,
+    "sigma": 1.0,
+}
 
 
 # Matching
@@ -48,12 +56,16 @@ def test_several_assistants_cover_what_is_still_open():
 def world(**settings):
     weights = {"encoder.w": torch.tensor([0.0]), "classifier.w": torch.tensor([0.0]), "decoder.w": torch.tensor([0.0])}
     server, engine = scripted(clients=3, weights=weights)
-    algorithm = FedDPMS(preliminary_rounds=2, alpha=2, n_classes=1, max_candidates=10, latent_bound="sigmoid", **settings)
+    algorithm = FedDPMS(
+        preliminary_rounds=2, alpha=2, n_classes=1, max_candidates=10, latent_bound="sigmoid", **settings
+    )
     server.state = type(server.state)(algorithm.server_state(weights))
 
     def preliminary_client(i, message, t):
         trained = {name: torch.tensor([float(10 * t + i)]) for name in ("encoder.w", "classifier.w")}
-        return PreliminaryReply(trained, [1, 1, 2][i], {"decoder.w": torch.tensor([float(i)])} if message.upload_decoder else None)
+        return PreliminaryReply(
+            trained, [1, 1, 2][i], {"decoder.w": torch.tensor([float(i)])} if message.upload_decoder else None
+        )
 
     def secondary_client(i, message, t):
         shared = message.share
@@ -162,7 +174,11 @@ def test_young_decoder_is_told_in_one_sentence():
 
     def collapsed(i, message, t):
         reply = answer(i, message, t)
-        return reply if i else SecondaryReply(reply.weights, reply.samples, False, [0], [1], torch.zeros(1, 3), [[0, 1, 10]])
+        return (
+            reply
+            if i
+            else SecondaryReply(reply.weights, reply.samples, False, [0], [1], torch.zeros(1, 3), [[0, 1, 10]])
+        )
 
     engine.script["secondary_client"] = collapsed
     play(algorithm, server, 3)
@@ -177,7 +193,10 @@ def test_preliminary_end_shares_before_the_first_secondary_round():
     engine.script["share_client"] = engine.script["secondary_client"]
     play(algorithm, server, 2)
     assert sorted(server.state.shared) == [0, 1, 2]
-    assert Counter(handler for t, handler, _, _ in engine.sent if t == 1) == {"preliminary_client": 3, "share_client": 3}
+    assert Counter(handler for t, handler, _, _ in engine.sent if t == 1) == {
+        "preliminary_client": 3,
+        "share_client": 3,
+    }
     server.begin(2)
     algorithm.round(server, 2)
     messages = [m for t, handler, _, m in engine.sent if t == 2 and handler == "secondary_client"]
@@ -231,7 +250,9 @@ def test_first_secondary_round_without_draws_is_fedavg_bit_for_bit():
         if t == 0:
             start.update(server.state.weights)
 
-    dpms = run_rounds(FedDPMS(**settings, preliminary_rounds=1, secondary_latent="mean", n_classes=2), 2, after=remember)
+    dpms = run_rounds(
+        FedDPMS(**settings, preliminary_rounds=1, secondary_latent="mean", n_classes=2), 2, after=remember
+    )
 
     class Late(FedAvg):
         """FedAvg that starts in round 1 from given weights."""
@@ -246,8 +267,13 @@ def test_first_secondary_round_without_draws_is_fedavg_bit_for_bit():
 
 
 def test_bytes_of_every_leg_by_hand():
-    server = run_rounds(FedDPMS(**QUICK, preliminary_rounds=6, vae_weight=1.0, kl="mean"), 8, model={"latent_activation": "none"})
-    count = {name: sum(t.numel() for t in part(server.initial, name).values()) for name in ("encoder", "classifier", "decoder")}
+    server = run_rounds(
+        FedDPMS(**QUICK, preliminary_rounds=6, vae_weight=1.0, kl="mean"), 8, model={"latent_activation": "none"}
+    )
+    count = {
+        name: sum(t.numel() for t in part(server.initial, name).values())
+        for name in ("encoder", "classifier", "decoder")
+    }
     model, decoder = 4 * (count["encoder"] + count["classifier"]), 4 * count["decoder"]
     shared = server.state.shared
     assert all(s.counts == [5, 5] for s in shared.values())
@@ -292,7 +318,9 @@ def test_public_filter_draws_exactly_its_candidates_and_is_charged_for_all():
 
 
 def test_single_release_sends_one_mean_for_each_class_and_costs_one_release():
-    algorithm = FedDPMS(**QUICK, preliminary_rounds=4, mechanism="single_release", release_sigma=0.5, vae_weight=1.0, kl="mean")
+    algorithm = FedDPMS(
+        **QUICK, preliminary_rounds=4, mechanism="single_release", release_sigma=0.5, vae_weight=1.0, kl="mean"
+    )
     server = run_rounds(algorithm, 6, model={"latent_activation": "sigmoid"})
     assert all(shared.counts == [1, 1] for shared in server.state.shared.values())
     assert ledger_entry(server, "codes")["epsilon"] == pytest.approx(epsilon(4 / 20 / 0.5, 1e-5))
@@ -323,7 +351,12 @@ def test_model_updates_and_class_lists_have_no_guarantee():
     server = run_rounds(FedDPMS(**QUICK, preliminary_rounds=2, mechanism="single_release"), 4)
     account = server.ledger.account(1e-5)
     open_fields = {e["released"] for e in account["entries"] if e["epsilon"] is None}
-    assert {"SecondaryReply.weights", "SecondaryReply.classes", "Scarce.classes", "PreliminaryReply.decoder"} <= open_fields
+    assert {
+        "SecondaryReply.weights",
+        "SecondaryReply.classes",
+        "Scarce.classes",
+        "PreliminaryReply.decoder",
+    } <= open_fields
     assert account["total_epsilon"] is None
 
 
@@ -388,7 +421,9 @@ def test_settings_that_do_not_fit_together_are_refused(settings, word):
 
 def test_sigmoid_bound_is_refused_for_codes_that_leave_the_unit_cube():
     with pytest.raises(FedfillError, match="latent_bound"):
-        run_rounds(FedDPMS(**QUICK, preliminary_rounds=1, latent_bound="sigmoid"), 2, model={"latent_activation": "none"})
+        run_rounds(
+            FedDPMS(**QUICK, preliminary_rounds=1, latent_bound="sigmoid"), 2, model={"latent_activation": "none"}
+        )
 
 
 def test_defaults_are_the_papers_for_its_data_sets():
@@ -396,7 +431,12 @@ def test_defaults_are_the_papers_for_its_data_sets():
     assert [(presets[d]["alpha"], presets[d]["sigma"], presets[d]["n_classes"]) for d in ("fashion_mnist", "cifar10", "cifar100")] == [
         (50, 3.0, 3), (200, 4.0, 3), (50, 4.0, 10),
     ]  # fmt: skip
-    assert (FedDPMS().vae_weight, FedDPMS().local_epochs, FedDPMS().batch_size, FedDPMS().learning_rate) == (0.05, 5, 64, 1e-3)
+    assert (FedDPMS().vae_weight, FedDPMS().local_epochs, FedDPMS().batch_size, FedDPMS().learning_rate) == (
+        0.05,
+        5,
+        64,
+        1e-3,
+    )
 
 
 def test_secondary_message_names_everything_that_crosses():

@@ -4,13 +4,13 @@ import math
 
 import pytest
 import torch
+from tests.helpers import bars
 from torch import nn
 
 from fedfill.data.samples import Batch, Samples
 from fedfill.errors import FedfillError
 from fedfill.models.networks import ModelSettings, build
 from fedfill.synthesis.vae import accepted_codes, class_means, decode, latent_size, vae_loss
-from tests.helpers import bars
 
 
 class Fixed(nn.Module):
@@ -58,7 +58,11 @@ def test_means_are_vectors_of_real_data_in_evaluation_mode(settings):
     assert torch.equal(means, class_means(model, data, [2, 0], "sigmoid", 1.0))
     with torch.no_grad():  # slow and obvious: one image at a time
         for row, label in zip(means, [2, 0], strict=True):
-            codes = [model.encoder(x[None].float() / 127.5 - 1)[0] for x, y in zip(data.inputs, data.labels, strict=True) if y == label]
+            codes = [
+                model.encoder(x[None].float() / 127.5 - 1)[0]
+                for x, y in zip(data.inputs, data.labels, strict=True)
+                if y == label
+            ]
             assert torch.allclose(row, torch.stack(codes).mean(0), atol=1e-6)
 
 
@@ -108,7 +112,14 @@ def test_filter_keeps_only_what_is_recognised_and_stops_at_the_quota():
 
 def test_filter_gives_up_at_the_bound():
     codes, drawn = accepted_codes(
-        Sign(), torch.tensor([-50.0]), 1.0, 1, quota=10, candidates=730, exhaust=False, generator=torch.Generator().manual_seed(0)
+        Sign(),
+        torch.tensor([-50.0]),
+        1.0,
+        1,
+        quota=10,
+        candidates=730,
+        exhaust=False,
+        generator=torch.Generator().manual_seed(0),
     )
     assert codes.shape == (0, 1)
     assert drawn == 730

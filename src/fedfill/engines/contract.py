@@ -179,7 +179,13 @@ class Outcome:
 
 
 class Engine(Protocol):
-    """Carries messages to clients and runs their handlers."""
+    """Carries messages to clients and runs their handlers.
+
+    Attributes:
+        workers: How many clients it runs at a time.
+    """
+
+    workers: int
 
     def call(self, handler: str, messages: Mapping[int, Message], t: int) -> Mapping[int, Outcome]:
         """Run the handler of this name on every client that has a message, in round `t`."""
@@ -210,7 +216,7 @@ class Books:
         bytes_down: Server to clients.
         bytes_up: Clients to server.
         train_samples: Samples passed through local training.
-        fit_seconds: Seconds in local training, added over clients.
+        fit_seconds: Seconds in local training, those of workers that ran side by side averaged.
         legs: Bytes by handler: ``{handler: [down, up]}``.
     """
 
@@ -335,7 +341,7 @@ class Server:
         first: BaseException | None = None
         for i in sorted(each):
             outcome = outcomes[i]
-            self.books.fit_seconds += outcome.fit_seconds
+            self.books.fit_seconds += outcome.fit_seconds / min(self._engine.workers, len(each))
             self.books.train_samples += outcome.train_samples
             if isinstance(outcome.error, ContractError | FedfillError):
                 raise outcome.error

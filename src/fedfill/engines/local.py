@@ -20,7 +20,7 @@ from fedfill.engines.contract import Client, Message, Outcome, State
 from fedfill.errors import ContractError, FedfillError
 from fedfill.streams import torch_stream
 from fedfill.training.evaluation import CHUNK, Evaluation, Scored, score, summarise
-from fedfill.training.local import Fit, Fitted, Interrupted, Resident, fit
+from fedfill.training.local import Fit, Fitted, Interrupted, LocalTraining, Resident, fit, make_optimizer
 from fedfill.tree import Tree, Weights
 
 
@@ -49,6 +49,11 @@ def choose_device(name: str) -> torch.device:
             f"device: found '{name}', and this machine has {torch.cuda.device_count()} CUDA devices; use cpu"
         )
     return device
+
+
+def processors() -> int:
+    """How many processors this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def prefers_channels_last(model: nn.Module) -> bool:
@@ -86,7 +91,7 @@ class LocalEngine:
         workers: int | None = None,
     ) -> None:
         self.device = device
-        self.workers = workers or (len(os.sched_getaffinity(0)) if device.type == "cpu" else 1)
+        self.workers = workers or (processors() if device.type == "cpu" else 1)
         if device.type == "cpu":
             keep_freed_memory()
         # one torch thread for each worker: faster than threads inside operations, and the same bits for any number
@@ -95,6 +100,8 @@ class LocalEngine:
         channels_last = prefers_channels_last(template)
         self._residents = [Resident(template, device, channels_last) for _ in range(self.workers)]
         self._pool = ThreadPoolExecutor(self.workers, "fedfill", initializer=torch.set_num_threads, initargs=(1,))
+        # the first optimizer of a process imports a good second's worth of torch: that is start-up and not a round
+        make_optimizer([nn.Parameter(torch.zeros(1))], LocalTraining())
         self._program = program
         self._classes = federation.classes
         self._data = [client.train.to(device) for client in federation.clients]

@@ -6,7 +6,6 @@ last checkpoint does not vouch for is cut off at a resume.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import tempfile
@@ -14,9 +13,10 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import tomli_w
+from filelock import FileLock, Timeout
 
 from fedfill import tree
 from fedfill.errors import FedfillError
@@ -82,7 +82,7 @@ class RunDirectory:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._lock: IO[str] | None = None
+        self._lock = FileLock(path / ".lock", timeout=0)
 
     def open(self, experiment: Mapping[str, Any], digest: str) -> None:
         """Make the folder this experiment's, or make sure that it is, and keep other processes out.
@@ -135,21 +135,17 @@ class RunDirectory:
         Raises:
             FedfillError: Where another process holds it.
         """
-        with writing(self.path):
-            self._lock = (self.path / ".lock").open("w")
         try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            self._lock.close()
+            with writing(self.path):
+                self._lock.acquire()
+        except Timeout:
             raise FedfillError(
                 f"out: another process is running in {self.path}; wait for it or choose another folder"
-            ) from error
+            ) from None
 
     def close(self) -> None:
         """Let other processes in again."""
-        if self._lock is not None:
-            self._lock.close()
-            self._lock = None
+        self._lock.release()
 
     def read_experiment(self) -> dict[str, Any]:
         """The settings in ``experiment.toml``.

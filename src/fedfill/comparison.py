@@ -14,8 +14,10 @@ from torch import nn
 
 from fedfill.algorithms.base import find
 from fedfill.errors import FedfillError
-from fedfill.experiment import Experiment, OnRound, Prepared, Result, arrange, execute, split_settings
+from fedfill.experiment import arrange
+from fedfill.loop import OnRound, Prepared, Result, execute
 from fedfill.runs.directory import RunDirectory, write_atomically
+from fedfill.settings import Experiment, split_settings
 
 FIGURES = ("accuracy", "best_accuracy", "worst_client_accuracy", "client_variance", "class_variance", "bytes_up",
            "bytes_down", "train_samples", "seconds")  # fmt: skip

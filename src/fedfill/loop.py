@@ -1,0 +1,318 @@
+"""The loop: rounds, evaluation, record and checkpoint, and going on after a kill."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+import math
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from fedfill import __version__, tree
+from fedfill.algorithms.base import Algorithm
+from fedfill.data.federation import Federation
+from fedfill.data.samples import Samples
+from fedfill.engines.contract import Books, Server, State
+from fedfill.engines.local import LocalEngine, choose_device
+from fedfill.errors import FedfillError
+from fedfill.privacy.ledger import Ledger
+from fedfill.runs.directory import RunDirectory, to_json, writing
+from fedfill.settings import Experiment
+from fedfill.tree import Weights
+
+OnRound = Callable[[dict[str, Any], int], None]
+"""Called after each round with its record and the number of rounds of the run."""
+
+
+# what may differ between two runs of the same experiment
+_INCIDENTAL = {"data_dir", "device", "workers"}
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Everything that a run needs, checked, before anything is written.
+
+    Attributes:
+        experiment: With its settings resolved.
+        algorithm: With its settings resolved.
+        federation: The clients' data.
+        model: The network with its initial weights.
+        initial: These weights.
+    """
+
+    experiment: Experiment
+    algorithm: Algorithm
+    federation: Federation
+    model: nn.Module
+    initial: Weights
+
+    @property
+    def digest(self) -> str:
+        """Identifies the experiment: version, settings, data and initial weights, but not where or how fast it runs."""
+        settings = {k: v for k, v in self.experiment.model_dump().items() if k not in _INCIDENTAL}
+        identity = [__version__, settings, self.federation.fingerprint, tree.sha256(self.initial)]
+        return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True)
+class Result:
+    """A finished run.
+
+    Attributes:
+        directory: Where it lies.
+        summary: The figures to quote, as in ``summary.json``.
+        rounds: One record for each round.
+        weights: The final global weights.
+        resumed_after: Rounds that had been done before this call: all of them where the run was finished and only read.
+    """
+
+    directory: Path
+    summary: dict[str, Any]
+    rounds: list[dict[str, Any]]
+    weights: Weights
+    resumed_after: int = 0
+
+    @property
+    def was_finished(self) -> bool:
+        """Whether every round had been done before, so that nothing was trained."""
+        return self.resumed_after == len(self.rounds)
+
+
+def execute(prepared: Prepared, path: Path, on_round: OnRound | None = None) -> Result:
+    """Run an experiment in a folder, from its last checkpoint where there is one.
+
+    Args:
+        prepared: What to run.
+        path: The run directory.
+        on_round: Called after each round.
+
+    Returns:
+        The finished run; one that was finished before is read and not run again.
+
+    Raises:
+        FedfillError: Where the folder can't be used.
+    """
+    device = choose_device(prepared.experiment.device)
+    directory = RunDirectory(path)
+    directory.open(_document(prepared.experiment), prepared.digest)
+    try:
+        summary = directory.summary()
+        if summary is not None:
+            return _recorded(prepared, directory, summary)
+        return _loop(prepared, directory, device, on_round)
+    finally:
+        directory.close()
+
+
+def _document(experiment: Experiment) -> dict[str, Any]:
+    """What ``experiment.toml`` holds. TOML has no null: an empty setting is the word that `checked` reads as one."""
+    document = {key: value for key, value in experiment.model_dump().items() if value is not None}
+    for table in ("settings", "model_settings"):
+        document[table] = {key: "none" if value is None else value for key, value in document[table].items()}
+    return {"version": __version__, **document}
+
+
+def _recorded(prepared: Prepared, directory: RunDirectory, summary: dict[str, Any]) -> Result:
+    checkpoint, rounds = _checkpoint(prepared, directory), prepared.experiment.rounds
+    if (
+        checkpoint is None
+        or checkpoint["rounds"] != rounds
+        or summary.get("weights_sha256") != tree.sha256(checkpoint["weights"])
+    ):
+        raise FedfillError(
+            f"out: summary.json and checkpoint in {directory.path} don't belong together; remove summary.json and resume the run"
+        )
+    return Result(directory.path, summary, directory.cut_rounds(rounds), checkpoint["weights"], rounds)
+
+
+def _loop(prepared: Prepared, directory: RunDirectory, device: torch.device, on_round: OnRound | None) -> Result:
+    experiment, algorithm, federation = prepared.experiment, prepared.algorithm, prepared.federation
+    engine = LocalEngine(
+        algorithm, federation, prepared.model, prepared.initial,
+        seed=experiment.seed, device=device, workers=experiment.workers,
+    )  # fmt: skip
+    try:
+        spare = copy.deepcopy(prepared.model).to(device)
+
+        def load(weights: Weights) -> nn.Module:
+            spare.load_state_dict(weights, strict=False)
+            return spare
+
+        server = Server(
+            engine,
+            clients=len(federation.clients),
+            classes=federation.classes,
+            rounds=experiment.rounds,
+            participation=experiment.participation,
+            seed=experiment.seed,
+            initial=tree.to(prepared.initial, device),
+            model=load,
+        )
+        server.state = State(algorithm.server_state(server.initial))
+        done, seconds = _restore(prepared, directory, server, engine, device)
+        records = directory.cut_rounds(done)
+        directory.write(
+            "partition.json", to_json({"class_names": federation.class_names, "clients": federation.counts})
+        )
+
+        for t in range(done, experiment.rounds):
+            start = time.perf_counter()
+            before = copy.deepcopy(server.books)
+            server.begin(t)
+            algorithm.round(server, t)
+            weights = algorithm.global_weights(server)
+            evaluation = engine.evaluate(weights)
+            if not math.isfinite(evaluation.loss):
+                raise FedfillError(
+                    f"training diverged: after round {t + 1} the loss on the test set is {evaluation.loss}; try a smaller learning_rate"
+                )
+            account = server.ledger.account(experiment.delta)
+            took = time.perf_counter() - start
+            seconds += took
+            record = {
+                "round": t + 1,
+                **asdict(evaluation),
+                "bytes_up": server.books.bytes_up - before.bytes_up,
+                "bytes_down": server.books.bytes_down - before.bytes_down,
+                "train_samples": server.books.train_samples - before.train_samples,
+                "seconds": round(took, 3),
+                "privacy": {
+                    "total_epsilon": account["total_epsilon"],
+                    "entries": {entry["released"]: entry["epsilon"] for entry in account["entries"]},
+                },
+                "lost": server.lost,
+                "warnings": server.warnings,
+                **server.notes,
+            }
+            directory.append_round(record)
+            directory.write_checkpoint(
+                {
+                    "digest": prepared.digest,
+                    "rounds": t + 1,
+                    "seconds": seconds,
+                    "weights": weights,
+                    "server": server.state.tree(),
+                    "clients": engine.states(),
+                    "ledger": server.ledger.state(),
+                    "books": asdict(server.books),
+                }
+            )
+            records.append(record)
+            if on_round is not None:
+                on_round(record, experiment.rounds)
+
+        weights = algorithm.global_weights(server)
+        _picture(
+            algorithm.synthetic(server), federation, directory.path / "samples" / f"round-{experiment.rounds:04d}.png"
+        )
+        summary = summarise(prepared, server, records, seconds, engine.workers, str(device), weights)
+        directory.write("summary.json", to_json(summary))
+        return Result(directory.path, summary, records, tree.to(weights, "cpu"), done)
+    finally:
+        engine.close()
+
+
+def _picture(images: Samples | None, federation: Federation, path: Path) -> None:
+    if images is None or not len(images) or images.inputs.dim() != 4:
+        return
+    from fedfill.runs.pictures import image_grid  # here: matplotlib costs every start a third of a second
+
+    with writing(path):
+        path.parent.mkdir(exist_ok=True)
+        image_grid(images.to("cpu"), federation.class_names, path)
+
+
+def _checkpoint(prepared: Prepared, directory: RunDirectory) -> dict[str, Any] | None:
+    checkpoint = directory.read_checkpoint()
+    if checkpoint is not None and checkpoint.get("digest") != prepared.digest:
+        raise FedfillError(
+            f"resume: the checkpoint in {directory.path} is another experiment's; start again in a new folder"
+        )
+    return checkpoint
+
+
+def _restore(
+    prepared: Prepared, directory: RunDirectory, server: Server, engine: LocalEngine, device: torch.device
+) -> tuple[int, float]:
+    checkpoint = _checkpoint(prepared, directory)
+    if checkpoint is None:
+        return 0, 0.0
+    server.state = State(tree.to(checkpoint["server"], device))
+    engine.restore(checkpoint["clients"])
+    server.ledger = Ledger.restore(checkpoint["ledger"])
+    server.books = Books(**checkpoint["books"])
+    return int(checkpoint["rounds"]), float(checkpoint["seconds"])
+
+
+def summarise(
+    prepared: Prepared,
+    server: Server,
+    records: list[dict[str, Any]],
+    seconds: float,
+    workers: int,
+    device: str,
+    weights: Weights,
+) -> dict[str, Any]:
+    """The figures to quote.
+
+    Args:
+        prepared: What was run.
+        server: After the last round.
+        records: Of all rounds.
+        seconds: In rounds, evaluation included.
+        workers: Threads over clients.
+        device: Where it ran.
+        weights: The final global weights.
+
+    Returns:
+        The document of ``summary.json``.
+    """
+    experiment, last = prepared.experiment, records[-1]
+    best = max(records, key=lambda record: (record["accuracy"], -record["round"]))
+    by_class = [value for value in last["accuracy_by_class"] if value is not None]
+    by_client = [value for value in last["accuracy_by_client"] if value is not None]
+    return {
+        "algorithm": experiment.algorithm,
+        "dataset": experiment.data,
+        "partition": experiment.partition,
+        "clients": experiment.clients,
+        "rounds": experiment.rounds,
+        "seed": experiment.seed,
+        "engine": experiment.engine,
+        "version": __version__,
+        "accuracy": last["accuracy"],
+        "loss": last["loss"],
+        "best_accuracy": best["accuracy"],
+        "best_round": best["round"],
+        "accuracy_by_class": last["accuracy_by_class"],
+        "accuracy_by_client": last["accuracy_by_client"],
+        "class_variance": _variance(by_class),
+        "client_variance": _variance(by_client),
+        "worst_client_accuracy": min(by_client, default=None),
+        "bytes_up": server.books.bytes_up,
+        "bytes_down": server.books.bytes_down,
+        "bytes_by_handler": {name: {"down": down, "up": up} for name, (down, up) in server.books.legs.items()},
+        "train_samples": server.books.train_samples,
+        "seconds": round(seconds, 3),
+        "seconds_in_fit": round(server.books.fit_seconds, 3),
+        "workers": workers,
+        "device": device,
+        "weights_sha256": tree.sha256(weights),
+        "lost_replies": sum(len(record["lost"]) for record in records),
+        "warnings": [f"round {record['round']}: {sentence}" for record in records for sentence in record["warnings"]],
+        "notes": list(prepared.federation.notes),
+        "privacy": server.ledger.account(experiment.delta),
+    }
+
+
+def _variance(shares: list[float]) -> float | None:
+    """Population variance of percentages, as in the Fed-ZDA paper."""
+    return statistics.pvariance([100 * share for share in shares]) if shares else None
