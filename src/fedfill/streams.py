@@ -20,7 +20,7 @@ def derive(seed: int, *name: str | int) -> int:
 
 
 def torch_stream(seed: int, *name: str | int, device: torch.device | str = "cpu") -> torch.Generator:
-    """A torch generator at the start of the named stream, on `device`."""
+    """A torch generator at the start of the named stream, on `device`; on the CPU torch uses 32 bits of the seed."""
     return torch.Generator(device=device).manual_seed(derive(seed, *name))
 
 

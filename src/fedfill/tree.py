@@ -65,9 +65,12 @@ def map_tensors(tree: Tree, function: Callable[[Tensor], Tensor]) -> Tree:
         return {key: map_tensors(item, function) for key, item in tree.items()}
     if isinstance(tree, Record):
         return type(tree)(**{name: map_tensors(item, function) for name, item in _fields(tree).items()})
-    raise TypeError(
-        f"a {type(tree).__name__} can't be sent or stored; trees hold tensors, numbers, strings, lists, dicts and records"
-    )
+    raise TypeError(_refusal(tree))
+
+
+def _refusal(thing: object) -> str:
+    kind = type(thing).__name__
+    return f"a {kind} can't be sent or stored; trees hold tensors, numbers, strings, lists, dicts and records"
 
 
 def leaves(tree: Tree) -> Iterator[Any]:
@@ -102,8 +105,10 @@ def size(tree: Tree) -> int:
             total += 1
         elif isinstance(leaf, str):
             total += len(leaf.encode())
-        else:
+        elif isinstance(leaf, int | float):
             total += 8
+        else:
+            raise TypeError(_refusal(leaf))
     return total
 
 
@@ -125,11 +130,15 @@ def to(tree: Tree, device: torch.device | str) -> Tree:
 def is_finite(tree: Tree) -> bool:
     """Whether every floating-point number in the tree is finite.
 
-    A tensor is judged by its sum, which is a NaN or an infinity as soon as one of its elements is.
+    A tensor's sum is a NaN or an infinity as soon as one of its elements is, so mostly one pass of additions is enough.
     """
     for leaf in leaves(tree):
         if isinstance(leaf, Tensor):
-            if leaf.is_floating_point() and leaf.numel() and not torch.isfinite(leaf.sum()):
+            if (
+                leaf.is_floating_point()
+                and leaf.numel()
+                and not (torch.isfinite(leaf.sum()) or torch.isfinite(leaf).all())
+            ):
                 return False
         elif isinstance(leaf, float) and not (float("-inf") < leaf < float("inf")):
             return False
@@ -183,9 +192,7 @@ def to_bytes(tree: Tree) -> bytes:
             return {"dict": [[key, encode(item)] for key, item in node.items()]}
         if isinstance(node, Record):
             return {"record": _kind(type(node)), "fields": {name: encode(item) for name, item in _fields(node).items()}}
-        raise TypeError(
-            f"a {type(node).__name__} can't be sent or stored; trees hold tensors, numbers, strings, lists, dicts and records"
-        )
+        raise TypeError(_refusal(node))
 
     structure = encode(tree)
     return safetensors.torch.save(store, metadata={"tree": json.dumps(structure)})
@@ -208,7 +215,7 @@ def from_bytes(data: bytes) -> Tree:
         structure = json.loads(json.loads(data[8 : 8 + length])["__metadata__"]["tree"])
         store = safetensors.torch.load(data)
         return _decode(structure, store)
-    except (safetensors.SafetensorError, KeyError, UnicodeDecodeError, json.JSONDecodeError, TypeError) as error:
+    except (safetensors.SafetensorError, KeyError, ValueError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"these bytes hold no tree: {error}") from error
 
 
@@ -235,5 +242,5 @@ def sha256(weights: Weights) -> str:
     for name in sorted(weights):
         tensor = weights[name].detach().cpu().contiguous()
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        digest.update(tensor.numpy().tobytes())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()

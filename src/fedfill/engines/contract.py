@@ -72,6 +72,8 @@ class State:
 
     def __setattr__(self, name: str, value: Tree) -> None:
         """Set the value of this name."""
+        if hasattr(State, name):
+            raise ContractError(f"'{name}' can't be a name in a state; choose another")
         self.__dict__["_values"][name] = value
 
     def tree(self) -> dict[str, Tree]:
@@ -114,10 +116,19 @@ class Client:
         self.releases: dict[str, Release] = {}
         self._seed = seed
         self._resident = resident
+        self._streams: dict[str, torch.Generator] = {}
 
     def stream(self, purpose: str) -> torch.Generator:
-        """The stream of randomness of (seed, purpose, round, client), on the data's device."""
-        return torch_stream(self._seed, purpose, self.round, self.id, device=self.data.labels.device)
+        """The stream of randomness of (seed, purpose, round, client), on the data's device.
+
+        Asked for again in the same handler it goes on where it was; handlers that are called in the same round draw the
+        same values for the same purpose, so each needs purposes of its own.
+        """
+        if purpose not in self._streams:
+            self._streams[purpose] = torch_stream(
+                self._seed, purpose, self.round, self.id, device=self.data.labels.device
+            )
+        return self._streams[purpose]
 
     def model(self, weights: Weights) -> nn.Module:
         """A model that holds `weights`, in evaluation mode, valid until the next `model` or `fit` of this handler."""
@@ -376,6 +387,9 @@ class Server:
     def _releases(self, outcome: Outcome) -> Iterator[tuple[str, Release]]:
         reply = outcome.reply
         kind = type(reply).__name__
+        unknown = outcome.releases.keys() - {item.name for item in fields(reply)}  # type: ignore[arg-type]
+        if unknown:
+            raise ContractError(f"a release is declared for '{min(unknown)}', which is no field of {kind}")
         for item in fields(reply):  # type: ignore[arg-type]
             if getattr(reply, item.name) is None:
                 continue

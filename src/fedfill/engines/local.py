@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fedfill import tree
 from fedfill.data.federation import Federation
@@ -109,7 +109,7 @@ class LocalEngine:
         own = [client.test for client in federation.clients]
         self._own = Samples(torch.cat([s.inputs for s in own]), torch.cat([s.labels for s in own])).to(device)
         self._owners = torch.repeat_interleave(torch.arange(len(own)), torch.tensor([len(s) for s in own])).to(device)
-        self._initial = tree.to(initial, device)
+        self._initial = tree.clone(tree.to(initial, device))
         self._seed = seed
         self._states: dict[int, dict[str, Tree]] = {}
 
@@ -207,8 +207,11 @@ class LocalEngine:
             future.result()
 
     def _serve(self, resident: Resident, function: Callable[..., Any], i: int, message: Message, t: int) -> Outcome:
+        """Run one handler: on its own containers, with the state committed only if it returns and kept the rules."""
+        message = tree.copy(message)
         state = State(tree.copy(self._states.get(i) or self._program.client_state()))
-        untouched = tree.Unchanged((message, state.tree()))
+        given = (message, self._data[i], self._initial)
+        untouched = tree.Unchanged((given, state.tree()))
         client = Client(
             id=i,
             round=t,
@@ -219,37 +222,72 @@ class LocalEngine:
             seed=self._seed,
             resident=resident.load,
         )
-        seconds, samples, fits = 0.0, 0, 0
-        handling = function(client, message)
+        fits = _Fits(resident, (self._seed, t, i), self.device)
+        reply, error = None, None
         try:
-            answer: Fitted | None = None
-            while True:
-                try:
-                    request: Fit = handling.send(answer)
-                except StopIteration as stop:
-                    reply = stop.value
-                    break
-                start = time.perf_counter()
-                stream = torch_stream(self._seed, "fit", t, i, fits, device=self.device)
-                answer = fit(resident, request, stream)
-                fits += 1
-                seconds += time.perf_counter() - start
-                samples += answer.samples
-            if not isinstance(reply, Message):
-                raise ContractError(f"'{function.__name__}' returned a {type(reply).__name__} in place of a Message")
-            if not untouched.holds():
-                raise ContractError(
-                    f"'{function.__name__}' wrote into a received message or a stored tensor; make a copy first"
-                )
+            reply = _drive(function(client, message), fits)
         except Interrupted:
             raise
-        except Exception as error:  # an error is a reply; its traceback stays attached
-            return Outcome(error=error, fit_seconds=seconds, train_samples=samples)
-        finally:
-            handling.close()
-        values = state.tree()
+        except Exception as raised:  # an error is a reply; its traceback stays attached
+            error = raised
+        try:
+            if not untouched.holds():
+                raise ContractError("wrote into a received message, its data or a stored tensor; make a copy first")
+            if error is not None:
+                return Outcome(error=error, fit_seconds=fits.seconds, train_samples=fits.samples)
+            if not isinstance(reply, Message):
+                raise ContractError(f"returned a {type(reply).__name__} in place of a Message")
+            # neither a reply nor a state shares memory with what others hold, or with the worker's model
+            reply = _unshared(reply, (given, state.tree(), resident.tensors))
+            values = _unshared(state.tree(), (given, reply, resident.tensors))
+        except (ContractError, TypeError) as broken:
+            return Outcome(error=ContractError(f"'{function.__name__}' {broken}"))
         if values:
-            # a state never shares memory with what was received or sent
-            shared = {tensor.data_ptr() for tensor in tree.tensors((message, reply))}
-            self._states[i] = tree.map_tensors(values, lambda x: x.clone() if x.data_ptr() in shared else x)
-        return Outcome(reply, None, client.releases, seconds, samples)
+            self._states[i] = values
+        return Outcome(reply, None, client.releases, fits.seconds, fits.samples)
+
+
+class _Fits:
+    """The local trainings of one call of a handler."""
+
+    def __init__(self, resident: Resident, stream: tuple[int, int, int], device: torch.device) -> None:
+        self.seconds, self.samples, self._done = 0.0, 0, 0
+        self._resident, self._stream, self._device = resident, stream, device
+
+    def __call__(self, request: Fit) -> Fitted:
+        seed, t, i = self._stream
+        start = time.perf_counter()
+        fitted = fit(self._resident, request, torch_stream(seed, "fit", t, i, self._done, device=self._device))
+        self._done += 1
+        self.seconds += time.perf_counter() - start
+        self.samples += fitted.samples
+        return fitted
+
+
+def _drive(handling: Coroutine[Fit, Fitted, Any], fits: _Fits) -> Any:
+    """Run a handler to its end, training whenever it waits; an error of the training is raised inside it."""
+    try:
+        request = handling.send(None)  # type: ignore[arg-type]  # a coroutine's first value is None
+        while True:
+            try:
+                fitted = fits(request)
+            except Exception as error:
+                request = handling.throw(error)
+            else:
+                request = handling.send(fitted)
+    except StopIteration as stop:
+        return stop.value
+    finally:
+        handling.close()
+
+
+def _unshared(kept: Tree, others: Tree) -> Tree:
+    """The tree with copies in the place of tensors whose memory belongs to `others`."""
+    if all(False for _ in tree.tensors(kept)):
+        return tree.copy(kept)
+    theirs = {_place(tensor) for tensor in tree.tensors(others)}
+    return tree.map_tensors(kept, lambda x: x.detach().clone() if _place(x) in theirs else x.detach())
+
+
+def _place(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()

@@ -30,9 +30,7 @@ class Dropout(nn.Module):
         if not self.training or self.p == 0:
             return x
         keep = 1 - self.p
-        mask = (
-            torch.empty(x.shape[:2] + (1,) * (x.dim() - 2), device=x.device) if self.channels else torch.empty_like(x)
-        )
+        mask = x.new_empty(x.shape[:2] + (1,) * (x.dim() - 2)) if self.channels else torch.empty_like(x)
         return x * mask.bernoulli_(keep, generator=self.generator).div_(keep)
 
     def extra_repr(self) -> str:
@@ -61,6 +59,11 @@ class Gaussian(nn.Module):
         return mu + torch.exp(0.5 * logvar) * eps
 
 
+DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
+GLOBAL_DRAWS = (nn.AlphaDropout, nn.FeatureAlphaDropout, nn.RReLU, nn.FractionalMaxPool2d, nn.FractionalMaxPool3d)
+INNER_DROPOUT = (nn.RNNBase, nn.MultiheadAttention)
+
+
 def with_streams(model: nn.Module) -> nn.Module:
     """Put `Dropout` in the place of torch's own dropout layers, in place.
 
@@ -73,12 +76,16 @@ def with_streams(model: nn.Module) -> nn.Module:
     Raises:
         FedfillError: Where the module draws at random in a way that can't be given a stream.
     """
-    for name, child in model.named_children():
+    for name, child in list(model._modules.items()):  # named_children leaves out a layer's second place
+        if child is None:
+            continue
+        if isinstance(child, DROPOUTS) and child.p == 1:
+            raise FedfillError(f"model: the layer '{name}' drops everything (p=1); allowed: p below 1")
         if isinstance(child, nn.Dropout):
             setattr(model, name, Dropout(child.p))
         elif isinstance(child, nn.Dropout1d | nn.Dropout2d | nn.Dropout3d):
             setattr(model, name, Dropout(child.p, channels=True))
-        elif isinstance(child, nn.AlphaDropout | nn.FeatureAlphaDropout | nn.RReLU):
+        elif isinstance(child, GLOBAL_DRAWS) or (isinstance(child, INNER_DROPOUT) and child.dropout):
             raise FedfillError(
                 f"model: the layer '{name}' is a {type(child).__name__}, which draws from torch's global generator; "
                 "allowed: Dropout, Dropout1d, Dropout2d, Dropout3d and layers that draw nothing"

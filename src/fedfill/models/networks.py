@@ -156,7 +156,7 @@ def build(
     """
     if name not in NAMES:
         raise FedfillError(f"model: unknown name '{name}'; {did_you_mean(name, NAMES)}")
-    if len(shape) != 3 or shape[1] % 4 or shape[2] % 4 or shape[0] not in (1, 3):
+    if len(shape) != 3 or min(shape) < 1 or shape[1] % 4 or shape[2] % 4 or shape[0] not in (1, 3):
         raise FedfillError(
             f"model: '{name}' takes images of 1 or 3 channels with sides that are multiples of 4, found shape {list(shape)}; "
             "give a torch.nn.Module of your own from Python"
@@ -200,15 +200,15 @@ def build(
         if not wide:
             up.append(nn.ReLU())
         up.append(nn.Unflatten(1, (last, rows, columns)))  # [b, last, side/4, side/4]
-        if name == "cnn2" and not wide:
-            up += _transposed(last, 16, 2, wide)
-            inputs = 16
-        elif name == "cnn2":
-            up += [*_transposed(64, 64, 1, wide), *_transposed(64, 32, 2, wide)]
-            inputs = 32
+        # outputs and strides of the transposed convolutions before the last
+        if name == "cnn2":
+            plan = [(64, 1), (32, 2)] if wide else [(16, 2)]
         else:
-            up += [*_transposed(64, 64, 1, wide), *_transposed(64, 32, 2, wide), *_transposed(32, 32, 1, wide)]
-            inputs = 32
+            plan = [(64, 1), (32, 2), (32, 1)] if wide else [(64, 1), (64, 2), (32, 1)]
+        inputs = last
+        for outputs, stride in plan:
+            up += _transposed(inputs, outputs, stride, wide)
+            inputs = outputs
         up += [nn.ConvTranspose2d(inputs, channels, 3, stride=2, padding=1, output_padding=1), nn.Sigmoid()]
         decoding = nn.Sequential(*up)
         _initialise(encoder.logvar)

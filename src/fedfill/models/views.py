@@ -32,7 +32,7 @@ def names_by_type(model: nn.Module, *types: type[nn.Module]) -> set[str]:
     """Names in the state dict that belong to modules of these types, wherever they stand (downsample branches too)."""
     return {
         f"{path}.{name}" if path else name
-        for path, module in model.named_modules()
+        for path, module in model.named_modules(remove_duplicate=False)
         if isinstance(module, types)
         for name in module.state_dict()
     }

@@ -135,13 +135,13 @@ class RunDirectory:
         Raises:
             FedfillError: Where another process holds it.
         """
-        try:
-            with writing(self.path):
+        with writing(self.path):
+            try:
                 self._lock.acquire()
-        except Timeout:
-            raise FedfillError(
-                f"out: another process is running in {self.path}; wait for it or choose another folder"
-            ) from None
+            except Timeout:
+                raise FedfillError(
+                    f"out: another process is running in {self.path}; wait for it or choose another folder"
+                ) from None
 
     def close(self) -> None:
         """Let other processes in again."""

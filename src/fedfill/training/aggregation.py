@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 import torch
@@ -23,11 +24,11 @@ def weighted_mean(updates: Iterable[tuple[Weights, float]]) -> Weights:
         New tensors under the same names.
 
     Raises:
-        ValueError: Where there is no update, a weight is negative or all are zero, or names differ.
+        ValueError: Where there is no update, a weight is negative or not finite or all are zero, or names or shapes differ.
     """
     pairs = list(updates)
     total = float(sum(weight for _, weight in pairs))
-    if not pairs or total <= 0 or any(weight < 0 for _, weight in pairs):
+    if not pairs or not 0 < total < math.inf or any(weight < 0 for _, weight in pairs):
         raise ValueError("weighted_mean needs at least one update, weights >= 0 and a positive sum")
     largest, _ = max(pairs, key=lambda pair: pair[1])
     mean = {
@@ -38,6 +39,8 @@ def weighted_mean(updates: Iterable[tuple[Weights, float]]) -> Weights:
         if weights.keys() != mean.keys():
             raise ValueError("weighted_mean needs updates with the same names")
         for name, tensor in weights.items():
+            if tensor.shape != mean[name].shape:
+                raise ValueError(f"weighted_mean needs updates with the same shapes, and those of '{name}' differ")
             if tensor.is_floating_point():
                 mean[name].add_(tensor, alpha=weight / total)
     return mean

@@ -132,13 +132,20 @@ class Resident:
 
         Raises:
             KeyError: Where a name is not the model's.
+            ValueError: Where a shape is not the model's.
         """
         for name, tensor in weights.items():
+            if tensor.shape != self.tensors[name].shape:
+                raise ValueError(
+                    f"'{name}' has shape {list(tensor.shape)}, and {list(self.tensors[name].shape)} in the model"
+                )
             self.tensors[name].copy_(tensor)
         if len(weights) < len(self.tensors):
             for name, tensor in self.tensors.items():
-                if name not in weights and tensor.is_floating_point():
-                    tensor.fill_(float("nan"))
+                if name not in weights:
+                    tensor.fill_(float("nan") if tensor.is_floating_point() else 0)
+        for parameter in self.model.parameters():
+            parameter.grad = None
         return self.model
 
     def read(self, names: Weights) -> Weights:
@@ -187,15 +194,18 @@ def fit(resident: Resident, request: Fit, generator: torch.Generator) -> Fitted:
         New weights and what was done.
 
     Raises:
+        ValueError: Where `samples_per_epoch` is below 1, or there is nothing to train.
         Interrupted: Where the worker was told to stop.
     """
     model = resident.load(request.weights)
     model.train()
     training = request.training
     parameters = [p for name, p in model.named_parameters() if name in request.weights and p.requires_grad]
-    for parameter in model.parameters():
-        parameter.grad = None
     optimizer = make_optimizer(parameters, training)
+    if not parameters:
+        raise ValueError("fit needs at least one trainable parameter among the weights")
+    if request.samples_per_epoch is not None and request.samples_per_epoch < 1:
+        raise ValueError(f"samples_per_epoch is {request.samples_per_epoch}; at least 1 is needed")
     n = len(request.data)
     per_epoch = n if request.samples_per_epoch is None else min(request.samples_per_epoch, n)
     device = request.data.labels.device
