@@ -317,6 +317,14 @@ def test_public_filter_draws_exactly_its_candidates_and_is_charged_for_all():
     assert ledger_entry(server, "codes")["epsilon"] == pytest.approx(epsilon(math.sqrt(70) * 4 / 20, 1e-5))
 
 
+def test_candidates_are_charged_in_each_round_even_if_none_is_accepted(monkeypatch):
+    nothing = lambda model, centre, std, label, *, candidates, **_: (centre.new_empty(0, len(centre)), candidates)  # noqa: E731
+    monkeypatch.setattr("fedfill.algorithms.feddpms.accepted_codes", nothing)
+    server = run_rounds(FedDPMS(**QUICK, preliminary_rounds=1, mechanism="public_filter", max_candidates=70), 3)
+    assert server.state.shared == {}
+    assert ledger_entry(server, "acceptance")["epsilon"] == pytest.approx(epsilon(math.sqrt(2 * 70) * 4 / 20, 1e-5))
+
+
 def test_single_release_sends_one_mean_for_each_class_and_costs_one_release():
     algorithm = FedDPMS(
         **QUICK, preliminary_rounds=4, mechanism="single_release", release_sigma=0.5, vae_weight=1.0, kl="mean"

@@ -505,8 +505,8 @@ class FedDPMS(Algorithm):
     ) -> SecondaryReply:
         """A reply, with what was shared in fields of their own so that each is declared on its own."""
         if shared is None:
-            if "acceptance" not in client.releases:
-                client.release("acceptance", FOLLOWS)
+            # that no candidate was accepted tells as much about the means as sending the candidates would
+            client.release("acceptance", client.releases.pop("codes", FOLLOWS))
             return SecondaryReply(weights, samples, benefited, None, None, None, acceptance)
         if self.mechanism == "prior":
             for name in ("counts", "codes", "acceptance"):
