@@ -469,19 +469,19 @@ def _print_comparison(comparison: Comparison) -> None:
         f"seed{'s' if several else ''} {', '.join(map(str, comparison.seeds))}",
         title_justify="left",
         caption=f"{'mean ± standard deviation over seeds' if several else 'one seed, so no deviation'}; "
-        "best: the best round, chosen on the test set",
+        "accuracies in percent; best: the best round, chosen on the test set; traffic: sent up and down",
         caption_justify="left",
         box=box.SIMPLE_HEAD,
         padding=0,
         collapse_padding=True,
     )
     table.add_column("algorithm", overflow="fold")
-    for column in ("accuracy", "best", "worst client", "up + down", "seconds"):
+    for column in ("accuracy", "best", "worst client", "traffic", "sec."):
         table.add_column(column, justify="right", no_wrap=True)
     for row in comparison.rows:
         up, down, seconds = (row.figure(name)[0] or 0 for name in ("bytes_up", "bytes_down", "seconds"))
         table.add_row(
-            row.label,
+            row.label.replace(":", "\n ").replace(",", "\n "),
             *(_mean(*row.figure(name)) for name in ("accuracy", "best_accuracy", "worst_client_accuracy")),
             _bytes(up + down),
             f"{seconds:.1f}",
@@ -535,7 +535,7 @@ def _paragraph(text: str) -> None:
 def _mean(mean: float | None, deviation: float | None) -> str:
     if mean is None:
         return "-"
-    return _share(mean) if deviation is None else f"{_share(mean)} ± {_share(deviation)}"
+    return f"{100 * mean:.2f}" if deviation is None else f"{100 * mean:.2f} ± {100 * deviation:.2f}"
 
 
 def _share(value: float) -> str:
