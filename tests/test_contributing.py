@@ -1,6 +1,8 @@
 """The example of CONTRIBUTING.md runs as it stands, and is as short as the page says."""
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -21,6 +23,14 @@ def example():
     exec(compile(code, "fedavgm.py", "exec"), names)
     yield names["FedAvgM"]
     _registry.pop("fedavgm")
+
+
+def test_the_example_passes_the_linter():
+    code = re.search(r"```python\n(.*?)```", TEXT, re.DOTALL).group(1)
+    words = ["check", "--quiet", "--stdin-filename", "src/fedfill/algorithms/fedavgm.py", "-"]
+    root = Path(__file__).parents[1]
+    done = subprocess.run([sys.executable, "-m", "ruff", *words], input=code, text=True, capture_output=True, cwd=root)
+    assert done.returncode == 0, done.stdout
 
 
 def test_the_example_is_server_momentum_by_hand(example):

@@ -634,7 +634,7 @@ def test_a_partitioner_object_says_how_many_clients(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("model", "sentence"),
     [
-        (Net(features=32), r"model: Net can't take a sample of shape \[1, 8, 8\]"),
+        (Net(features=32), r"model: Net can't be evaluated on one sample of shape \[1, 8, 8\]"),
         (Net(classes=7), r"model: Net makes scores of shape \[1, 7\] for one sample; allowed: \[1, 10\]"),
         ("cnn3", "model: unknown name 'cnn3'; did you mean"),
     ],
@@ -661,3 +661,110 @@ def test_two_processes_do_not_share_a_folder(stopped: Path) -> None:
     holder.close()
     assert fedfill.resume(stopped).resumed_after == 1
     assert os.path.exists(stopped / "summary.json")
+
+
+class Noisy(Net):
+    """Draws from the global generator behind the library's back."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) + torch.randn(1) * self.training
+
+
+class Hidden(Net):
+    """Keeps a buffer that the state dict does not have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(1), persistent=False)
+
+
+def frozen() -> Net:
+    net = Net()
+    return net.requires_grad_(False)
+
+
+@pytest.mark.parametrize(
+    ("model", "sentence"),
+    [
+        (Noisy(), "model: Noisy draws from torch's global generator"),
+        (Hidden(), "model: Hidden keeps 'seen' as a buffer outside its state dict"),
+        (frozen(), "model: Net has nothing to train"),
+        (Net, "model: found <class .*Net'>; allowed: .* an instance of torch.nn.Module"),
+        (None, "model: found None; leave it out"),
+        (
+            torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10), torch.nn.BatchNorm1d(10)),
+            "trained on the mini-batch of the smallest client",
+        ),
+    ],
+)
+def test_models_whose_results_could_not_be_trusted_are_refused(model: Any, sentence: str, tmp_path: Path) -> None:
+    images, labels = np.zeros((41, 8, 8), np.uint8), np.arange(41) % 10
+    clients = [(images[:40], labels[:40], images, labels), (images[40:], labels[40:], images, labels)]
+    with pytest.raises(FedfillError, match=sentence):
+        fedfill.run("fedavg", data=clients, model=model, rounds=1, out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_lazy_model_gets_its_shape_before_its_weights_are_taken(tmp_path: Path) -> None:
+    net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.LazyLinear(10))
+    result = fedfill.run("fedavg", model=net, clients=2, rounds=1, local_epochs=1, out=tmp_path / "run")
+    assert result.weights["1.weight"].shape == (10, 64)
+
+
+def test_another_program_is_another_experiment(tmp_path: Path) -> None:
+    """What a user's own classes do is part of the experiment, not only their settings and weights."""
+    from fedfill.algorithms.fedavg import FedAvg
+
+    def program(factor: float) -> type[FedAvg]:
+        class Mine(FedAvg):
+            name = "mine"
+
+        if factor != 1:
+
+            class Mine(FedAvg):  # type: ignore[no-redef]
+                name = "mine"
+
+                def loss(self, model: Any, batch: Any, context: Any) -> Any:
+                    return 2 * super().loss(model, batch, context)
+
+        return Mine
+
+    try:
+        fedfill.run(program(1), clients=2, rounds=1, local_epochs=1, out=tmp_path / "run")
+        with pytest.raises(FedfillError, match="holds another experiment"):
+            fedfill.run(program(2), clients=2, rounds=1, local_epochs=1, out=tmp_path / "run")
+        nets = [
+            torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10), kind())
+            for kind in (torch.nn.ReLU, torch.nn.Tanh)
+        ]
+        nets[1].load_state_dict(nets[0].state_dict())
+        fedfill.run("fedavg", model=nets[0], clients=2, rounds=1, local_epochs=1, out=tmp_path / "net")
+        with pytest.raises(FedfillError, match="holds another experiment"):
+            fedfill.run("fedavg", model=nets[1], clients=2, rounds=1, local_epochs=1, out=tmp_path / "net")
+    finally:
+        from fedfill.algorithms.base import _registry
+
+        _registry.pop("mine", None)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "sentence"),
+    [(object, "algorithm: found <class 'object'>"), (3, "algorithm: found 3"), ("nope", "unknown name 'nope'")],
+)
+def test_what_is_no_algorithm_is_refused(algorithm: Any, sentence: str) -> None:
+    with pytest.raises(FedfillError, match=sentence):
+        fedfill.run(algorithm, rounds=1)
+
+
+def test_an_algorithm_without_a_name_of_its_own_is_refused(tmp_path: Path) -> None:
+    from fedfill.algorithms.fedavg import FedAvg
+
+    class Nameless(FedAvg):
+        pass
+
+    with pytest.raises(FedfillError, match="Nameless has no name of its own"):
+        fedfill.run(Nameless, rounds=1, out=tmp_path / "run")
+    with pytest.raises(FedfillError, match=r"the name 'fedavg' of .*Thief is taken by FedAvg"):
+
+        class Thief(FedAvg):
+            name = "fedavg"

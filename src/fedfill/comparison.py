@@ -115,6 +115,10 @@ def compare(
         raise FedfillError("compare: needs at least one algorithm and one seed")
     if "seed" in options:
         raise FedfillError("seed: a comparison has seeds, a list of them")
+    seeds = [int(seed) for seed in seeds]
+    for label in algorithms:
+        if not isinstance(label, str):
+            raise FedfillError(f'compare: found the algorithm {label!r}; allowed: names, such as "fedavg"')
     for what, items in (("algorithm", algorithms), ("seed", seeds)):
         twice = [item for k, item in enumerate(items) if item in list(items)[:k]]
         if twice:

@@ -80,14 +80,18 @@ def prepare(
             seed=derive(experiment.seed, "initial weights"),
         )
     else:
+        if not isinstance(model, nn.Module):
+            raise FedfillError(
+                f"model: found {model!r}; allowed: a name of 'fedfill list models' or an instance of torch.nn.Module"
+            )
         network = with_streams(copy.deepcopy(model))
         if models:
             raise FedfillError(
                 f"model setting: found {', '.join(models)}; these go with the built-in networks, and the model is a module of your own"
             )
-        _require_fit(network, federation)
+        _require_fit(network, federation, settings.batch_size)
     require_parts(network, kind.parts, kind.name)
-    settings = settings.resolved(rounds=experiment.rounds, model=network)
+    settings = settings.resolved(rounds=experiment.rounds, model=network, inputs=federation.test.inputs[:1])
     final = experiment.model_copy(
         update={
             "clients": len(federation.clients),
@@ -98,20 +102,41 @@ def prepare(
     return Prepared(final, settings, federation, network, weights_of(network))
 
 
-def _require_fit(model: nn.Module, federation: Federation) -> None:
-    """Try a user's own network on one sample, so that a misfit shows before anything is written."""
+def _require_fit(model: nn.Module, federation: Federation, batch_size: int) -> None:
+    """Try a user's own network on a sample and on a mini-batch, so that a misfit shows before anything is written."""
+    name = type(model).__name__
     try:
         with torch.inference_mode():
-            scores = copy.deepcopy(model).eval()(normalise(federation.test.inputs[:1]))
-        found = list(scores.shape)
+            found = list(model.eval()(normalise(federation.test.inputs[:1])).shape)  # a lazy layer gets its shape here
+        smallest = min(federation.clients, key=lambda client: len(client.train)).train[:batch_size]
+        draws = torch.get_rng_state()
+        scores = copy.deepcopy(model).train()(normalise(smallest.inputs))
+        drew = not torch.equal(draws, torch.get_rng_state())
+        if scores.requires_grad:
+            scores.sum().backward()
     except Exception as error:  # whatever a foreign module may raise
         raise FedfillError(
-            f"model: {type(model).__name__} can't take a sample of shape {list(federation.shape)} ({str(error).splitlines()[0]})"
+            f"model: {name} can't be evaluated on one sample of shape {list(federation.shape)} and trained on the mini-batch of the "
+            f"smallest client ({str(error).splitlines()[0] if str(error) else type(error).__name__})"
         ) from error
     if found != [1, federation.classes]:
         raise FedfillError(
-            f"model: {type(model).__name__} makes scores of shape {found} for one sample; allowed: [1, {federation.classes}], "
-            "one for each class"
+            f"model: {name} makes scores of shape {found} for one sample; allowed: [1, {federation.classes}], one for each class"
+        )
+    if not scores.requires_grad:
+        raise FedfillError(
+            f"model: {name} has nothing to train; allowed: at least one parameter that requires a gradient"
+        )
+    if drew:
+        raise FedfillError(
+            f"model: {name} draws from torch's global generator in training, so that results would depend on the number of workers; "
+            "allowed: layers such as torch.nn.Dropout, which get a stream of their own"
+        )
+    hidden = {buffer for buffer, _ in model.named_buffers()} - model.state_dict().keys()
+    if hidden:
+        raise FedfillError(
+            f"model: {name} keeps '{min(hidden)}' as a buffer outside its state dict, where one client would find what another left; "
+            "allowed: persistent buffers"
         )
 
 
@@ -173,7 +198,10 @@ def arrange(
     Raises:
         FedfillError: Where anything that was given is not allowed.
     """
-    kind = find(algorithm) if isinstance(algorithm, str) else algorithm
+    kind = _algorithm(algorithm)
+    for what, given in (("data", data), ("partition", partition), ("model", model)):
+        if given is None:
+            raise FedfillError(f"{what}: found None; leave it out for the default")
     fields = {
         k: v for k, v in options.items() if k in Experiment.model_fields and k not in ("settings", "model_settings")
     }
@@ -202,6 +230,18 @@ def arrange(
         model=None if isinstance(model, str) else model,
         algorithm=kind,
     )
+
+
+def _algorithm(algorithm: Any) -> type[Algorithm]:
+    if isinstance(algorithm, str):
+        return find(algorithm)
+    if not isinstance(algorithm, type) or not issubclass(algorithm, Algorithm):
+        raise FedfillError(
+            f"algorithm: found {algorithm!r}; allowed: a name of 'fedfill list algorithms' or a subclass of Algorithm"
+        )
+    if "name" not in algorithm.__dict__:
+        raise FedfillError(f'algorithm: {algorithm.__qualname__} has no name of its own; give it one: name = "..."')
+    return algorithm
 
 
 def _named(thing: Any) -> str:

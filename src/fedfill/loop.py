@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import functools
 import hashlib
+import inspect
 import json
 import math
 import statistics
@@ -11,6 +13,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
 import torch
@@ -20,7 +23,7 @@ from fedfill import __version__, tree
 from fedfill.algorithms.base import Algorithm
 from fedfill.data.federation import Federation
 from fedfill.data.samples import Samples
-from fedfill.engines.contract import Books, Server, State
+from fedfill.engines.contract import Costs, Server, State
 from fedfill.engines.local import LocalEngine, choose_device
 from fedfill.errors import FedfillError
 from fedfill.privacy.ledger import Ledger
@@ -54,12 +57,32 @@ class Prepared:
     model: nn.Module
     initial: Weights
 
-    @property
+    @functools.cached_property
     def digest(self) -> str:
-        """Identifies the experiment: version, settings, data and initial weights, but not where or how fast it runs."""
+        """Identifies the experiment: version, settings, data, initial weights and code of the user's own, but not where it runs."""
         settings = {k: v for k, v in self.experiment.model_dump().items() if k not in _INCIDENTAL}
-        identity = [__version__, settings, self.federation.fingerprint, tree.sha256(self.initial)]
+        code = [repr(self.model), *_programs(type(self.algorithm), *(type(m) for m in self.model.modules()))]
+        identity = [__version__, settings, self.federation.fingerprint, tree.sha256(self.initial), code]
         return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _programs(*classes: type) -> list[str]:
+    """The compiled functions of classes that neither fedfill nor torch vouches for by its version, their bases included."""
+    own = {base for kind in classes for base in kind.__mro__ if base.__module__.split(".")[0] not in _VOUCHED}
+    return sorted(
+        f"{kind.__qualname__}.{name}: {_instructions(function.__code__)}"
+        for kind in own
+        for name, function in vars(kind).items()
+        if inspect.isfunction(function)
+    )
+
+
+def _instructions(code: CodeType) -> str:
+    constants = [_instructions(c) if isinstance(c, CodeType) else f"{type(c).__name__} {c}" for c in code.co_consts]
+    return f"{code.co_code.hex()} {code.co_names} {code.co_varnames} {constants}"
+
+
+_VOUCHED = {"fedfill", "torch", "pydantic", "builtins", "abc", "typing"}
 
 
 @dataclass(frozen=True)
@@ -165,7 +188,7 @@ def _loop(prepared: Prepared, directory: RunDirectory, device: torch.device, on_
 
         for t in range(done, experiment.rounds):
             start = time.perf_counter()
-            before = copy.deepcopy(server.books)
+            before = copy.deepcopy(server.costs)
             server.begin(t)
             algorithm.round(server, t)
             weights = algorithm.global_weights(server)
@@ -180,9 +203,9 @@ def _loop(prepared: Prepared, directory: RunDirectory, device: torch.device, on_
             record = {
                 "round": t + 1,
                 **asdict(evaluation),
-                "bytes_up": server.books.bytes_up - before.bytes_up,
-                "bytes_down": server.books.bytes_down - before.bytes_down,
-                "train_samples": server.books.train_samples - before.train_samples,
+                "bytes_up": server.costs.bytes_up - before.bytes_up,
+                "bytes_down": server.costs.bytes_down - before.bytes_down,
+                "train_samples": server.costs.train_samples - before.train_samples,
                 "seconds": round(took, 3),
                 "privacy": {
                     "total_epsilon": account["total_epsilon"],
@@ -202,7 +225,7 @@ def _loop(prepared: Prepared, directory: RunDirectory, device: torch.device, on_
                     "server": server.state.tree(),
                     "clients": engine.states(),
                     "ledger": server.ledger.state(),
-                    "books": asdict(server.books),
+                    "costs": asdict(server.costs),
                 }
             )
             records.append(record)
@@ -210,6 +233,9 @@ def _loop(prepared: Prepared, directory: RunDirectory, device: torch.device, on_
                 on_round(record, experiment.rounds)
 
         weights = algorithm.global_weights(server)
+        server.begin(
+            experiment.rounds - 1
+        )  # also after a kill behind the last round: the picture's draws are that round's
         _picture(
             algorithm.synthetic(server), federation, directory.path / "samples" / f"round-{experiment.rounds:04d}.png"
         )
@@ -248,7 +274,7 @@ def _restore(
     server.state = State(tree.to(checkpoint["server"], device))
     engine.restore(checkpoint["clients"])
     server.ledger = Ledger.restore(checkpoint["ledger"])
-    server.books = Books(**checkpoint["books"])
+    server.costs = Costs(**checkpoint["costs"])
     return int(checkpoint["rounds"]), float(checkpoint["seconds"])
 
 
@@ -297,12 +323,12 @@ def summarise(
         "class_variance": _variance(by_class),
         "client_variance": _variance(by_client),
         "worst_client_accuracy": min(by_client, default=None),
-        "bytes_up": server.books.bytes_up,
-        "bytes_down": server.books.bytes_down,
-        "bytes_by_handler": {name: {"down": down, "up": up} for name, (down, up) in server.books.legs.items()},
-        "train_samples": server.books.train_samples,
+        "bytes_up": server.costs.bytes_up,
+        "bytes_down": server.costs.bytes_down,
+        "bytes_by_handler": {name: {"down": down, "up": up} for name, (down, up) in server.costs.legs.items()},
+        "train_samples": server.costs.train_samples,
         "seconds": round(seconds, 3),
-        "seconds_in_fit": round(server.books.fit_seconds, 3),
+        "seconds_in_fit": round(server.costs.fit_seconds, 3),
         "workers": workers,
         "device": device,
         "weights_sha256": tree.sha256(weights),

@@ -4,7 +4,7 @@ import pytest
 import torch
 from tests.helpers import run_rounds, scripted
 
-from fedfill.algorithms.fedavg import FedAvg, Model, Update
+from fedfill.algorithms.fedavg import Broadcast, FedAvg, Update
 
 
 def test_round_is_the_sample_weighted_mean_by_hand():
@@ -25,7 +25,7 @@ def test_uniform_weighting_by_hand():
 def test_weights_are_renormalised_over_the_replies_that_arrived():
     server, engine = scripted(clients=3, weights={"w": torch.tensor([0.0])})
 
-    def train(i: int, message: Model, t: int) -> Update:
+    def train(i: int, message: Broadcast, t: int) -> Update:
         if i == 2:
             raise RuntimeError("gone")
         return Update({"w": torch.tensor([[4.0], [8.0]][i])}, samples=[10, 30][i])
@@ -59,5 +59,5 @@ def test_every_optimizer_learns(settings):
 
 def test_partial_participation_trains_only_the_cohort():
     server = run_rounds(FedAvg(local_epochs=1), rounds=1, participation=0.5)
-    assert server.books.train_samples == 2 * 40
-    assert server.books.legs["train"][0] == 2 * sum(t.numel() * t.element_size() for t in server.initial.values())
+    assert server.costs.train_samples == 2 * 40
+    assert server.costs.legs["train"][0] == 2 * sum(t.numel() * t.element_size() for t in server.initial.values())

@@ -1,5 +1,6 @@
 """FedDPMS: its exchange worked by hand, its sets, its mechanisms, and what the ledger says of them."""
 
+import dataclasses
 import math
 from collections import Counter
 
@@ -168,6 +169,39 @@ def test_a_lost_client_is_asked_again_for_everything_later():
     assert sorted(server.state.shared) == [0, 1, 2]
 
 
+@pytest.mark.parametrize("lost_round", [2, 3])
+def test_a_reply_lost_on_the_way_parts_nobody(lost_round):
+    """The client did its work and keeps its state, but the server never hears of it: a NaN spoils the reply."""
+    algorithm = FedDPMS(**QUICK, preliminary_rounds=2, kl="mean", vae_weight=1.0)
+
+    class Spoiled(FedDPMS):
+        def reply(self, client, *rest):
+            reply = super().reply(client, *rest)
+            if client.round == lost_round and client.id == 1:
+                reply = dataclasses.replace(reply, weights={name: w * math.nan for name, w in reply.weights.items()})
+            return reply
+
+    lost = []
+    server = run_rounds(
+        Spoiled(**algorithm.model_dump()),
+        7,
+        model={"latent_activation": "none"},
+        after=lambda s, t: lost.extend(s.lost),
+    )
+    assert [(entry["client"], entry["reason"]) for entry in lost] == [(1, "the reply holds a NaN or an infinity")]
+    assert set(server.state.shared) == {0, 1, 2, 3}
+    assert set(server.state.benefited) == {0, 1, 2, 3}
+    assert all(state["decoder"] is None for state in server.client_states.values())
+
+
+def test_a_class_without_codes_helps_nobody():
+    algorithm, server, _ = world()
+    server.state.shared = {0: Shared([1, 2], [0, 2], torch.zeros(2, 3)), 2: Shared([1], [2], torch.zeros(2, 3))}
+    assert algorithm.matching(server, [1]) == {1: [0]}  # H_1 = {2}
+    server.state.shared = {2: Shared([2, 1], [0, 2], torch.zeros(2, 3))}
+    assert algorithm.matching(server, [1]) == {}
+
+
 def test_young_decoder_is_told_in_one_sentence():
     algorithm, server, engine = world()
     answer = engine.script["secondary_client"]
@@ -233,13 +267,12 @@ def test_each_client_shares_once_and_benefits_once_under_partial_participation()
         synthetic = state["synthetic"]
         assert synthetic.inputs.dtype == torch.uint8
         assert len(synthetic) <= 2 * 5
-        assert state["decoder"] is None
         assert state["local_decoder"] is None
 
 
 def test_epochs_cost_as_much_as_fedavg_whatever_was_synthesised():
     server = run_rounds(FedDPMS(**QUICK, preliminary_rounds=2), 5)
-    assert server.books.train_samples == 5 * 4 * 40 * 4  # rounds, clients, samples, epochs
+    assert server.costs.train_samples == 5 * 4 * 40 * 4  # rounds, clients, samples, epochs
 
 
 def test_first_secondary_round_without_draws_is_fedavg_bit_for_bit():
@@ -277,13 +310,13 @@ def test_bytes_of_every_leg_by_hand():
     model, decoder = 4 * (count["encoder"] + count["classifier"]), 4 * count["decoder"]
     shared = server.state.shared
     assert all(s.counts == [5, 5] for s in shared.values())
-    legs = server.books.legs
+    legs = server.costs.legs
     assert legs["preliminary_client"] == [6 * 4 * (model + 1), 6 * 4 * (model + 8) + 4 * decoder]
     codes = 2 * 5 * 16 * 4  # n * alpha * l floats
     acceptance = 2 * 3 * 8
     assert legs["secondary_client"][1] == 2 * 4 * (model + 8 + 1) + 4 * (codes + 2 * 8 + 2 * 8 + acceptance)
-    # two rounds: the decoder to share in the first, the codes with their classes, and H_i, in the second
-    assert legs["secondary_client"][0] == 2 * 4 * (model + 1) + 4 * decoder + 4 * (codes + 2 * 8 + 2 * 8 + 2 * 8)
+    # two rounds: the decoder to share in the first, the codes with their classes in the second
+    assert legs["secondary_client"][0] == 2 * 4 * (model + 2) + 4 * decoder + 4 * (codes + 2 * 8 + 2 * 8)
     assert legs["scarce_classes"] == [0, 4 * 2 * 8]
 
 
@@ -322,7 +355,7 @@ def test_candidates_are_charged_in_each_round_even_if_none_is_accepted(monkeypat
     monkeypatch.setattr("fedfill.algorithms.feddpms.accepted_codes", nothing)
     server = run_rounds(FedDPMS(**QUICK, preliminary_rounds=1, mechanism="public_filter", max_candidates=70), 3)
     assert server.state.shared == {}
-    assert ledger_entry(server, "acceptance")["epsilon"] == pytest.approx(epsilon(math.sqrt(2 * 70) * 4 / 20, 1e-5))
+    assert ledger_entry(server, "codes")["epsilon"] == pytest.approx(epsilon(math.sqrt(2 * 70) * 4 / 20, 1e-5))
 
 
 def test_single_release_sends_one_mean_for_each_class_and_costs_one_release():
@@ -399,19 +432,22 @@ def test_codes_around_a_mean_have_the_noise_that_was_asked_for():
 # Settings
 
 
-def vae(**settings):
-    return build("cnn2", (1, 8, 8), CLASSES, ModelSettings(**settings), decoder=True, seed=0)
+def resolve(algorithm, rounds=5, inputs=None, **settings):
+    model = build("cnn2", (1, 8, 8), CLASSES, ModelSettings(**settings), decoder=True, seed=0)
+    return algorithm.resolved(
+        rounds=rounds, model=model, inputs=torch.zeros(1, 1, 8, 8, dtype=torch.uint8) if inputs is None else inputs
+    )
 
 
 def test_preliminary_rounds_are_two_fifths_unless_given():
-    assert FedDPMS().resolved(rounds=50, model=vae()).preliminary_rounds == 20
-    assert FedDPMS(preliminary_rounds=7).resolved(rounds=50, model=vae()).preliminary_rounds == 7
-    assert FedDPMS().resolved(rounds=1, model=vae()).preliminary_rounds == 1
+    assert resolve(FedDPMS(), 50).preliminary_rounds == 20
+    assert resolve(FedDPMS(preliminary_rounds=7), 50).preliminary_rounds == 7
+    assert resolve(FedDPMS(), 1).preliminary_rounds == 1
 
 
 def test_latent_bound_follows_the_network():
-    assert FedDPMS().resolved(rounds=5, model=vae()).latent_bound == "sigmoid"
-    assert FedDPMS().resolved(rounds=5, model=vae(latent_activation="none")).latent_bound == "none"
+    assert resolve(FedDPMS()).latent_bound == "sigmoid"
+    assert resolve(FedDPMS(), latent_activation="none").latent_bound == "none"
 
 
 @pytest.mark.parametrize(
@@ -420,18 +456,32 @@ def test_latent_bound_follows_the_network():
         ({"preliminary_rounds": 6}, "preliminary_rounds"),
         ({"noise": "sensitivity", "latent_bound": "none"}, "noise"),
         ({"mechanism": "single_release", "release_sigma": 5.0}, "release_sigma"),
+        ({"mechanism": "single_release", "noise": "sensitivity"}, "noise"),
+        ({"mechanism": "prior", "noise": "sensitivity"}, "noise"),
+        ({"momentum": 0.9}, "momentum"),
     ],
 )
 def test_settings_that_do_not_fit_together_are_refused(settings, word):
     with pytest.raises(FedfillError, match=word):
-        FedDPMS(**settings).resolved(rounds=5, model=vae())
+        resolve(FedDPMS(**settings))
 
 
-def test_sigmoid_bound_is_refused_for_codes_that_leave_the_unit_cube():
+@pytest.mark.parametrize("activation", ["none", "relu"])
+def test_sigmoid_bound_is_refused_for_a_network_without_one(activation):
     with pytest.raises(FedfillError, match="latent_bound"):
-        run_rounds(
-            FedDPMS(**QUICK, preliminary_rounds=1, latent_bound="sigmoid"), 2, model={"latent_activation": "none"}
-        )
+        resolve(FedDPMS(latent_bound="sigmoid"), latent_activation=activation)
+
+
+def test_inputs_that_are_no_eight_bit_images_are_refused():
+    with pytest.raises(FedfillError, match="uint8"):
+        resolve(FedDPMS(), inputs=torch.zeros(1, 1, 8, 8))
+
+
+def test_a_decoder_of_the_wrong_shape_is_refused():
+    model = build("cnn2", (1, 8, 8), CLASSES, ModelSettings(), decoder=True, seed=0)
+    model.decoder.append(torch.nn.Upsample(scale_factor=2))
+    with pytest.raises(FedfillError, match="reconstruct gives images of shape"):
+        FedDPMS().resolved(rounds=5, model=model, inputs=torch.zeros(1, 1, 8, 8, dtype=torch.uint8))
 
 
 def test_defaults_are_the_papers_for_its_data_sets():
@@ -448,4 +498,4 @@ def test_defaults_are_the_papers_for_its_data_sets():
 
 
 def test_secondary_message_names_everything_that_crosses():
-    assert set(Secondary.__dataclass_fields__) == {"weights", "decoder", "sources", "scarce", "share"}
+    assert set(Secondary.__dataclass_fields__) == {"weights", "decoder", "sources", "share", "settled"}

@@ -174,6 +174,21 @@ def test_a_list_without_test_sets_holds_out_a_fifth_of_each_client() -> None:
     assert len(set(places)) == len(places)
 
 
+def test_a_client_in_a_list_with_too_few_samples_has_no_test_split() -> None:
+    lone = (INPUTS[:1], LABELS[:1])
+    federation = make([lone, (INPUTS[1:], LABELS[1:]), lone], clients=None, fraction=0.5)
+    assert [len(client.train) for client in federation.clients] == [1, 160, 1]
+    assert [client.test.inputs.shape for client in federation.clients] == [(0, 1), (80, 1), (0, 1)]
+    assert len(federation.test) == 80
+    assert sum(note.startswith("Test set: ") for note in federation.notes) == 1
+    assert (
+        "No test split of their own, as their samples are too few to hold one out: 2 of 3 clients." in federation.notes
+    )
+    assert not any("too few" in note for note in make([DATA, DATA], clients=None).notes)
+    with pytest.raises(FedfillError, match="no test set and the samples of each client are too few"):
+        make([lone, lone], clients=None)
+
+
 def test_a_list_whose_clients_lack_classes() -> None:
     few = (INPUTS[LABELS < 2], LABELS[LABELS < 2])
     federation = make([few, (INPUTS, LABELS)], clients=None)

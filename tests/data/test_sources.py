@@ -312,6 +312,96 @@ def test_too_few_samples_for_a_test_set(tmp_path: Path) -> None:
         load("x", tmp_path)
 
 
+@pytest.mark.parametrize("within", ["data", "plain_text"])
+def test_a_clone_of_a_hub_repository(tmp_path: Path, within: str) -> None:
+    clone = tmp_path / "insects"
+    write(clone / within / "train-00000-of-00001.parquet", GREY, LABELS, CLASSES)
+    write(clone / within / "test-00000-of-00001.parquet", GREY[:3], LABELS[:3], CLASSES)
+    (clone / "README.md").write_text("Insects")
+    write(clone / ".git" / "train.parquet", COLOUR, LABELS)
+    (clone / "assets").mkdir()
+    (clone / "assets" / "bee.png").write_bytes(png(GREY[0]))
+    source = load("insects", tmp_path)
+    np.testing.assert_array_equal(source.train.inputs[:, 0].numpy(), GREY)
+    assert (len(source.test), source.class_names, source.name) == (3, ("ant", "bee", "cat"), "insects")
+    # what lies in the folder itself goes before what lies in a folder below
+    write(clone / "train.parquet", GREY[:6], LABELS[:6], CLASSES)
+    write(clone / "test.parquet", GREY[:3], LABELS[:3], CLASSES)
+    sources._load.cache_clear()
+    assert len(load("insects", tmp_path).train) == 6
+
+
+def test_a_clone_with_several_configurations(tmp_path: Path) -> None:
+    for count, within in ((12, "cropped"), (9, "full")):
+        write(tmp_path / "insects" / within / "train.parquet", GREY[:count], LABELS[:count])
+    with pytest.raises(FedfillError, match=r"in 2 folders \(cropped, full\); choose one, such as .* --data cropped$"):
+        load("insects", tmp_path)
+    full = load("full", tmp_path / "insects")
+    assert len(full.train) + len(full.test) == 9
+    # another data set below the data folder is never taken for one that isn't there
+    with pytest.raises(FedfillError, match="'inject' is unknown; did you mean 'insects'"):
+        load("inject", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("names", "pair"),
+    [
+        (["train.parquet", "train-00000-of-00001.parquet"], "train-00000-of-00001.parquet' and 'train.parquet'"),
+        (["train.parquet", "train_copy.parquet"], "train.parquet' and 'train_copy.parquet'"),
+        (["train-00000-of-00001.parquet", "train_copy.parquet"], "00001.parquet' and 'train_copy.parquet'"),
+        (["train-00000-of-00001-0a1b.parquet", "train-00000-of-00001-ffff.parquet"], "0a1b.parquet' and '.*ffff"),
+        (
+            ["train-00000-of-00001.parquet", "train-00000-of-00002.parquet", "train-00001-of-00002.parquet"],
+            "00001.parquet' and 'train-00000-of-00002.parquet'",
+        ),
+        (["test.parquet", "test-00000-of-00001.parquet"], "test-00000-of-00001.parquet' and 'test.parquet'"),
+    ],
+)
+def test_the_same_samples_twice(tmp_path: Path, names: list[str], pair: str) -> None:
+    for name in {"train.parquet", *names} if names[0].startswith("test") else names:
+        write(tmp_path / "set" / name, GREY, LABELS)
+    with pytest.raises(FedfillError, match=f"{pair} lie side by side, which may be the same samples twice; remove one"):
+        load("set", tmp_path)
+
+
+def test_names_of_parts(tmp_path: Path) -> None:
+    write(tmp_path / "old" / "train-00000-of-00002-0a1b.parquet", GREY[:5], LABELS[:5])
+    write(tmp_path / "old" / "train-00001-of-00002-ffff.parquet", GREY[5:], LABELS[5:])
+    write(tmp_path / "own" / "train_a.parquet", GREY[:5], LABELS[:5])
+    write(tmp_path / "own" / "train_b.parquet", GREY[5:], LABELS[5:])
+    assert len(rows(load("old", tmp_path))) == len(rows(load("own", tmp_path))) == 12
+    (tmp_path / "old" / "train-00000-of-00002-0a1b.parquet").unlink()
+    sources._load.cache_clear()
+    with pytest.raises(FedfillError, match=r"train-00000-of-00002\*.parquet' is missing beside"):
+        load("old", tmp_path)
+
+
+def test_more_classes_than_samples(tmp_path: Path) -> None:
+    labels = LABELS.copy()
+    labels[10] = 3_000_000
+    write(tmp_path / "a" / "train-00000-of-00002.parquet", GREY[:6], labels[:6], label="fine_label")
+    write(tmp_path / "a" / "train-00001-of-00002.parquet", GREY[6:], labels[6:], label="fine_label")
+    with pytest.raises(
+        FedfillError,
+        match=r"a/train-00001-of-00002.parquet', column 'fine_label': the highest label is 3000000, which makes "
+        "3,000,001 classes of 12 samples; number",
+    ):
+        load("a", tmp_path)
+    write(tmp_path / "b" / "train.parquet", GREY, LABELS)
+    write(tmp_path / "b" / "test.parquet", GREY, labels)
+    with pytest.raises(FedfillError, match=r"b/test.parquet', column 'label': .* 3,000,001 classes of 24 samples"):
+        load("b", tmp_path)
+    # names say how many classes there are, however few samples
+    write(tmp_path / "c" / "train.parquet", GREY, LABELS, [*CLASSES, *map(str, range(100))])
+    assert len(load("c", tmp_path).class_names) == 103
+    # as many classes as samples is the most
+    write(tmp_path / "d" / "train.parquet", GREY, np.where(labels > 3, 11, labels))
+    assert len(load("d", tmp_path).class_names) == 12
+    write(tmp_path / "e" / "train.parquet", GREY, np.where(labels > 3, 12, labels))
+    with pytest.raises(FedfillError, match="the highest label is 12, which makes 13 classes of 12 samples"):
+        load("e", tmp_path)
+
+
 # ---- image folders
 
 
@@ -460,7 +550,7 @@ def test_arrays_without_a_test_set() -> None:
 
 
 def test_classes_that_only_the_test_set_has_count_too() -> None:
-    source = from_python((GREY[:2], [0, 1], GREY[2:4], [1, 4]))
+    source = from_python((GREY[:3], [0, 1, 2], GREY[3:5], [1, 4]))
     assert isinstance(source, Source)
     assert source.class_names == ("0", "1", "2", "3", "4")
 
@@ -502,6 +592,21 @@ def test_a_list_is_one_data_set_per_client() -> None:
     assert found[2] is given[2]
 
 
+def test_a_client_with_too_few_samples_has_an_empty_test_set() -> None:
+    lone, many = from_python([(GREY[:1], [2]), (GREY, LABELS)])  # type: ignore[misc]
+    assert (len(lone.train), lone.test.inputs.shape, lone.train.labels.tolist()) == (1, (0, 1, 4, 5), [2])
+    assert lone.class_names == ("0", "1", "2")  # more than it has samples, but not more than all have
+    assert "too few to hold one out" in lone.note
+    assert len(many.test) == 3
+    assert "fixed stratified fifth" in many.note
+    empty = Source("x", many.train, many.test[:0], many.class_names, "")
+    for given in ([(GREY[:1], [0]), (GREY[:2], [0, 1])], [empty, empty]):
+        with pytest.raises(
+            FedfillError, match=r"^data: there is no test set and the samples of each client are too few"
+        ):
+            from_python(given)
+
+
 @pytest.mark.parametrize(
     ("data", "sentence"),
     [
@@ -524,6 +629,13 @@ def test_a_list_is_one_data_set_per_client() -> None:
         ([], "the list of clients' data sets is empty"),
         ([(GREY, LABELS), (GREY, LABELS - 1)], "^data of client 1: a label is -1"),
         ([GREY, LABELS], "^data of client 0: found ndarray"),
+        ((GREY, LABELS * 10**12), r"^data: the highest label is 2000000000000, which makes .* classes of 12 samples"),
+        ((GREY, LABELS, GREY, LABELS + 22), "^data, test set: the highest label is 24, which makes 25 classes of 24"),
+        ([(GREY, LABELS), (GREY[:1], [13])], "^data of client 1: the highest label is 13, which makes 14 .* of 13"),
+        (
+            datasets.Dataset.from_dict({"image": GREY.tolist(), "label": [99] * 12}),
+            "^data, column 'label': the highest label is 99",
+        ),
         (7, "found int, but a tuple"),
         (datasets.DatasetDict(test=datasets.Dataset.from_dict({"a": [1]})), "no split 'train', only test"),
         (datasets.Dataset.from_dict({"text": ["a"], "label": [0]}), "no column 'image' or 'img', only text, label"),

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from fedfill import tree
 from fedfill.algorithms.base import Algorithm
-from fedfill.algorithms.fedavg import FedAvg, Model
+from fedfill.algorithms.fedavg import Broadcast, FedAvg
 from fedfill.data.federation import Federation
 from fedfill.data.samples import Samples
 from fedfill.engines.contract import Client, Engine, Message, Server, State, client_handler
@@ -474,8 +474,8 @@ def test_errors_become_lost_replies_and_the_others_go_on(start: Start, three: Fe
     replies = server.call(ALL, P.fail, Ask(listed=[1]))
     assert {i: reply.value for i, reply in replies.items()} == {0: 0, 2: 2}
     assert server.lost == [{"client": 1, "handler": "fail", "reason": "ValueError: boom 1"}]
-    assert server.books.bytes_down == 3 * (12 + 8 + 8)  # three floats, one listed client, one number
-    assert server.books.bytes_up == 2 * (8 + 12)
+    assert server.costs.bytes_down == 3 * (12 + 8 + 8)  # three floats, one listed client, one number
+    assert server.costs.bytes_up == 2 * (8 + 12)
     assert [entry["clients"] for entry in server.ledger.account()["entries"]] == [2, 2]
     server.begin(1)
     assert server.lost == []
@@ -500,7 +500,7 @@ def test_replies_that_are_not_finite_are_left_out_and_reported(start: Start, thr
         (0, "the reply holds a NaN or an infinity"),
         (2, "the reply holds a NaN or an infinity"),
     ]
-    assert server.books.bytes_up == 3 * 8  # they crossed nonetheless
+    assert server.costs.bytes_up == 3 * 8  # they crossed nonetheless
     assert server.ledger.account()["entries"][0]["clients"] == 3
     with pytest.raises(FedfillError, match="training diverged: in round 1"):
         server.call(ALL, P.nan, Ask(listed=ALL, number=number))
@@ -521,7 +521,7 @@ def test_replies_come_in_client_order_whoever_answers_first(start: Start, three:
 def test_an_empty_cohort_has_no_replies(start: Start, three: Federation) -> None:
     server, _ = start(P, three)
     assert server.call([], P.hello, Ask()) == {}
-    assert (server.books.bytes_down, server.books.bytes_up) == (0, 0)
+    assert (server.costs.bytes_down, server.costs.bytes_up) == (0, 0)
 
 
 # What is counted and what is released
@@ -535,7 +535,12 @@ def test_undeclared_fields_reach_the_ledger_as_no_guarantee(start: Start, three:
     assert found == {
         "Answer.value": ("sent as it is", None, 3, 1),
         "Answer.known": ("declared with the class", None, 3, 1),
-        "Answer.noise": ("drawn from a fixed distribution", 0.0, 2, 1),  # client 0 left the field empty
+        "Answer.noise": (
+            "drawn from a fixed distribution",
+            0.0,
+            3,
+            1,
+        ),  # what is declared counts, also where a field stays empty
     }
     assert account["total_epsilon"] is None
 
@@ -548,10 +553,10 @@ def test_bytes_of_a_round_by_hand(start: Start, three: Federation, make_federati
         server.begin(t)
         program.round(server, t)
     # 2 * 3 + 3 = 9 numbers of 4 bytes to each client, the same back with the number of samples in 8
-    assert server.books.legs == {"train": [2 * 2 * 36, 2 * 2 * (36 + 8)]}
-    assert (server.books.bytes_down, server.books.bytes_up) == (144, 176)
-    assert server.books.train_samples == 2 * 2 * (3 + 4)
-    assert server.books.fit_seconds > 0
+    assert server.costs.legs == {"train": [2 * 2 * 36, 2 * 2 * (36 + 8)]}
+    assert (server.costs.bytes_down, server.costs.bytes_up) == (144, 176)
+    assert server.costs.train_samples == 2 * 2 * (3 + 4)
+    assert server.costs.fit_seconds > 0
 
 
 # Cohorts and streams
@@ -673,5 +678,5 @@ def test_any_number_of_workers_gives_the_same_bits(
 
 def test_a_message_to_all_is_measured_once_and_counted_for_each(start: Start, three: Federation) -> None:
     server, _ = start(FedAvg(local_epochs=1), three, nn.Linear(1, 5))
-    server.call(ALL, FedAvg(local_epochs=1).train, Model(server.state.weights))
-    assert server.books.legs["train"][0] == 3 * 10 * 4
+    server.call(ALL, FedAvg(local_epochs=1).train, Broadcast(server.state.weights))
+    assert server.costs.legs["train"][0] == 3 * 10 * 4

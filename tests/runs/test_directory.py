@@ -15,7 +15,7 @@ import torch
 from fedfill.errors import FedfillError
 from fedfill.runs.directory import RunDirectory, read_toml, to_json, write_atomically, writing
 
-EXPERIMENT = {"algorithm": "fedavg", "rounds": 2, "settings": {"local_epochs": 1}}
+EXPERIMENT = {"version": "1.2", "algorithm": "fedavg", "rounds": 2, "settings": {"local_epochs": 1}}
 
 
 def full(*args: Any, **others: Any) -> None:
@@ -149,6 +149,70 @@ def test_a_damaged_summary(text: str, run: RunDirectory) -> None:
     (run.path / "summary.json").write_bytes(text.encode("latin-1"))
     with pytest.raises(FedfillError, match=r"summary.json is damaged; remove it and resume the run"):
         run.summary()
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", 'digest = "abc"\n', 'version = "1.2"\n', 'digest = ""\nversion = "1.2"\n', 'digest = "abc"\nversion = 1\n'],
+)
+def test_a_damaged_experiment(text: str, run: RunDirectory) -> None:
+    (run.path / "experiment.toml").write_text(text)
+    missing = "version" if 'digest = "abc"' in text else "digest"
+    for attempt, setting in (
+        (run.read_experiment, "resume"),
+        (run.digest, "out"),
+        (lambda: run.check("abc"), "out"),
+        (lambda: run.open(EXPERIMENT, "abc"), "out"),
+    ):
+        with pytest.raises(FedfillError, match=rf"^{setting}: .*experiment.toml is damaged \(it has no {missing}\)"):
+            attempt()
+    assert (run.path / "experiment.toml").read_text() == text
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("experiment.toml", "file"),
+        ("rounds.jsonl", "file"),
+        ("summary.json", "file"),
+        ("partition.json", "file"),
+        (".lock", "file"),
+        ("checkpoint/state.safetensors", "file"),
+        ("checkpoint", "folder"),
+        ("samples", "folder"),
+    ],
+)
+def test_a_folder_in_place_of_a_file_and_a_file_in_place_of_a_folder(name: str, kind: str, run: RunDirectory) -> None:
+    path = run.path / name
+    path.unlink(missing_ok=True)
+    if kind == "file":
+        path.mkdir(parents=True)
+    else:
+        path.write_text("")
+    sentence = rf"{name} should be a {kind} and is none; remove it or choose another folder$"
+    with pytest.raises(FedfillError, match=f"^resume: .*{sentence}"):
+        run.read_experiment()
+    for attempt in (lambda: run.check("abc"), lambda: run.open(EXPERIMENT, "abc")):
+        with pytest.raises(FedfillError, match=f"^out: .*{sentence}"):
+            attempt()
+
+
+def test_what_cannot_be_read(run: RunDirectory) -> None:
+    (run.path / "rounds.jsonl").mkdir()
+    for attempt in (run.rounds, lambda: run.cut_rounds(0)):
+        with pytest.raises(FedfillError, match=r"out: can't read .*rounds.jsonl \(Is a directory\)"):
+            attempt()
+    (run.path / "summary.json").mkdir()
+    with pytest.raises(FedfillError, match=r"summary.json is damaged"):
+        run.summary()
+    with pytest.raises(FedfillError, match=r"resume: .*\(File name too long\)"):
+        RunDirectory(run.path / ("x" * 300)).read_experiment()
+    (run.path / "summary.json").rmdir()
+    (run.path / "rounds.jsonl").rmdir()
+    (run.path / ".stray.tmp").mkdir()
+    with pytest.raises(FedfillError, match=r"out: can't write"):
+        run.open(EXPERIMENT, "abc")
+    run.close()
 
 
 def test_one_owner_at_a_time(run: RunDirectory) -> None:

@@ -59,6 +59,11 @@ class Algorithm(BaseModel):
         """Register the algorithm by its name."""
         super().__pydantic_init_subclass__(**options)
         if "name" in cls.__dict__:
+            other = _registry.get(cls.name)
+            if other is not None and (other.__module__, other.__qualname__) != (cls.__module__, cls.__qualname__):
+                raise FedfillError(
+                    f"algorithm: the name '{cls.name}' of {cls.__qualname__} is taken by {other.__qualname__}"
+                )
             _registry[cls.name] = cls
 
     def training(self, t: int) -> LocalTraining:
@@ -77,16 +82,24 @@ class Algorithm(BaseModel):
         """The local objective on one mini-batch, a scalar."""
         return cross_entropy(model, batch)
 
-    def resolved(self, *, rounds: int, model: nn.Module) -> Self:
+    def resolved(self, *, rounds: int, model: nn.Module, inputs: Tensor) -> Self:
         """The settings with every one that depends on the others filled in.
 
         Args:
             rounds: Rounds of the whole run.
             model: The network of the run.
+            inputs: The inputs of one sample as they are stored, ``[1, ...]``.
 
         Returns:
             Settings that are enough to run again.
+
+        Raises:
+            FedfillError: Where settings, network and data don't fit together.
         """
+        if self.momentum and self.optimizer != "sgd":
+            raise FedfillError(
+                f"momentum: found {self.momentum} with optimizer={self.optimizer}; allowed: 0, or optimizer=sgd"
+            )
         return self
 
     def server_state(self, initial: Weights) -> dict[str, Tree]:

@@ -13,7 +13,7 @@ from fedfill.tree import Weights
 
 
 @dataclass(frozen=True)
-class Model(Message):
+class Broadcast(Message):
     """Server to client: the global model."""
 
     weights: Weights
@@ -43,11 +43,11 @@ class FedAvg(Algorithm):
     def round(self, server: Server, t: int) -> None:
         """Select a cohort, train on each client, average."""
         cohort = server.select(t)
-        replies: dict[int, Update] = server.call(cohort, self.train, Model(server.state.weights))
+        replies: dict[int, Update] = server.call(cohort, self.train, Broadcast(server.state.weights))
         server.state.weights = self.average(replies)
 
     @client_handler
-    async def train(self, client: Client, message: Model) -> Update:
+    async def train(self, client: Client, message: Broadcast) -> Update:
         """ClientUpdate: local epochs from the global model."""
         fitted = await client.fit(message.weights, self.loss, self.training(client.round))
         return Update(fitted.weights, len(client.data))

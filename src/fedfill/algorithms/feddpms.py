@@ -7,17 +7,18 @@ formulas, and every choice where the paper is silent.
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Self
+from typing import ClassVar, Literal, Self
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 
 from fedfill.algorithms.base import Algorithm
-from fedfill.data.samples import Batch, Samples
+from fedfill.data.samples import Batch, Samples, normalise
 from fedfill.engines.contract import Client, Message, Server, client_handler
 from fedfill.errors import FedfillError
 from fedfill.models.views import part
@@ -83,13 +84,21 @@ class Scarce(Message):
 
 @dataclass(frozen=True)
 class Secondary(Message):
-    """Server to client: the model; where due the decoder, other clients' codes, and the request to share."""
+    """Server to client: the model; where due the decoder, other clients' codes, and the request to share.
+
+    Attributes:
+        weights: Encoder and classifier.
+        decoder: w_d, for a client that will decode and does not hold it.
+        sources: What the client's assistants shared.
+        share: Whether the client is not in A yet.
+        settled: Whether it is in A and in B: then it needs w_d no more.
+    """
 
     weights: Weights
     decoder: Weights | None
     sources: list[Shared]
-    scarce: list[int]
     share: bool
+    settled: bool
 
 
 @dataclass(frozen=True)
@@ -153,14 +162,14 @@ class FedDPMS(Algorithm):
     """Standard deviation of the noise on each coordinate of a code; with noise=sensitivity a multiple of the sensitivity."""
     noise: Literal["absolute", "sensitivity"] = "absolute"
     """Whether sigma is the standard deviation itself (equation 1) or a multiple of the mean's l2 sensitivity (definition 2)."""
-    latent_bound: Bound | None = None
-    """How codes are bounded before the mean: by the network's sigmoid, by clipping their norm, not at all; none: sigmoid where the network has one."""
+    latent_bound: Bound | Literal["auto"] = "auto"
+    """How codes are bounded before the mean: to [0, 1] (sigmoid), by clipping their norm (clip), or not at all (none); auto: sigmoid where the network has one, else none."""
     latent_clip: float = Field(default=1.0, gt=0, allow_inf_nan=False)
     """Norm to which latent_bound=clip clips a code."""
     mechanism: Literal["paper", "public_filter", "single_release", "prior"] = "paper"
     """What is shared: filtered noisy copies (paper), all judged by the public global model (public_filter), one noisy mean a class (single_release), or no means at all (prior)."""
     release_sigma: float = Field(default=1.0, gt=0, allow_inf_nan=False)
-    """Noise on the one mean of single_release, in the units of sigma; recipients add the rest."""
+    """Noise on the one mean of single_release, at most sigma; recipients add the rest."""
     max_candidates: int | None = Field(default=None, ge=1)
     """Draws for each class at the most, and exactly with public_filter; none: 200 times alpha."""
     encoder: Literal["local", "global"] = "local"
@@ -172,19 +181,23 @@ class FedDPMS(Algorithm):
     n_assistants: int = Field(default=1, ge=1)
     """Assisting clients for each recipient, chosen greedily to cover its scarce classes."""
 
-    def resolved(self, *, rounds: int, model: nn.Module) -> Self:
+    def resolved(self, *, rounds: int, model: nn.Module, inputs: Tensor) -> Self:
         """Fill in what depends on the rounds and the network, and check what must fit together."""
+        super().resolved(rounds=rounds, model=model, inputs=inputs)
         preliminary = self.preliminary_rounds or max(1, round(0.4 * rounds))
         if preliminary > rounds:
             raise FedfillError(f"preliminary_rounds: found {preliminary}; allowed: 1 to rounds, which is {rounds}")
+        activation = getattr(model.encoder, "activation", None)
         bound = self.latent_bound
-        if bound is None:
-            bound = "sigmoid" if isinstance(getattr(model.encoder, "activation", None), nn.Sigmoid) else "none"
+        if bound == "auto":
+            bound = "sigmoid" if isinstance(activation, nn.Sigmoid) else "none"
+        if bound == "sigmoid" and isinstance(activation, nn.ReLU | nn.Identity):
+            raise FedfillError("latent_bound: found 'sigmoid' on a network without one; allowed: auto, clip, none")
         if self.noise == "sensitivity" and bound == "none":
-            raise FedfillError(
-                "noise: found 'sensitivity' with latent_bound=none, which has none; allowed: sigmoid, clip"
-            )
-        if self.mechanism == "single_release" and self.noise == "absolute" and self.release_sigma > self.sigma:
+            raise FedfillError("noise: found 'sensitivity' with latent_bound=none, which has none; allowed: absolute")
+        if self.noise == "sensitivity" and not self.filters_at_home:
+            raise FedfillError(f"noise: found 'sensitivity' with mechanism={self.mechanism}; allowed: absolute")
+        if self.mechanism == "single_release" and self.release_sigma > self.sigma:
             raise FedfillError(
                 f"release_sigma: found {self.release_sigma}; allowed: at most sigma, which is {self.sigma}"
             )
@@ -192,6 +205,17 @@ class FedDPMS(Algorithm):
             raise FedfillError(
                 f"model: feddpms needs the methods reconstruct and sampled_scores, and {type(model).__name__} lacks them; "
                 "see docs/algorithms/feddpms.md"
+            )
+        if inputs.dtype != torch.uint8:
+            raise FedfillError(
+                f"data: feddpms decodes 8-bit images, and these inputs are {inputs.dtype}; give uint8 images"
+            )
+        with torch.inference_mode():
+            scores, images, mu, _ = copy.deepcopy(model).eval().reconstruct(normalise(inputs))  # type: ignore[operator]
+        if images.shape != inputs.shape or mu.dim() != 2 or len(scores) != len(inputs):
+            raise FedfillError(
+                f"model: reconstruct gives images of shape {list(images.shape)} and means of shape {list(mu.shape)} for inputs "
+                f"of shape {list(inputs.shape)}; allowed: the inputs' shape, and [samples, latent]"
             )
         return self.model_copy(
             update={
@@ -239,7 +263,7 @@ class FedDPMS(Algorithm):
         if last or every:
             server.state.decoder = weighted_mean((r.decoder or {}, r.samples) for r in replies.values())
         if last and self.share_at == "preliminary_end":
-            message = Secondary(server.state.weights, server.state.decoder, [], [], share=True)
+            message = Secondary(server.state.weights, server.state.decoder, [], share=True, settled=False)
             self.collect(server, server.call(list(replies), self.share_client, message))
 
     @client_handler
@@ -249,7 +273,7 @@ class FedDPMS(Algorithm):
         fitted = await client.fit({**message.weights, **decoder}, self.preliminary_loss, self.training(client.round))
         weights, decoder = part(fitted.weights, "encoder", "classifier"), part(fitted.weights, "decoder")
         client.state.local_decoder = None if message.upload_decoder else decoder
-        if message.upload_decoder and self.share_at == "preliminary_end":
+        if self.share_at == "preliminary_end" and client.round == self.preliminary_rounds - 1:  # type: ignore[operator]
             client.state.local_weights = weights
         return PreliminaryReply(weights, len(client.data), decoder if message.upload_decoder else None)
 
@@ -263,14 +287,14 @@ class FedDPMS(Algorithm):
         """Matching, synthesis, training on the augmented sets, DPMS, and the average by augmented size."""
         state = server.state
         cohort = server.select(t)
-        scarce, sources = self.matching(server, [i for i in cohort if i not in state.benefited])
+        sources = self.matching(server, [i for i in cohort if i not in state.benefited])
         messages = {
             i: Secondary(
                 state.weights,
                 state.decoder if self.needs_decoder(server, i, recipient=i in sources) else None,
                 [state.shared[j] for j in sources.get(i, [])],
-                scarce.get(i, []),
                 share=i not in state.shared,
+                settled=i in state.shared and i in state.benefited,
             )
             for i in cohort
         }
@@ -286,40 +310,49 @@ class FedDPMS(Algorithm):
     def needs_decoder(self, server: Server, i: int, *, recipient: bool) -> bool:
         """Whether client i will decode something in this round and does not hold w_d (algorithm 2, lines 4 and 15).
 
-        A client that filters at home keeps w_d from the first time it shares or benefits until it has done both.
+        A client that filters at home has w_d once it has shared or benefited, and keeps it until the server tells it that
+        both have arrived: a reply that is lost on the way can't part what the two believe.
         """
         shared, benefited = i in server.state.shared, i in server.state.benefited
-        holds = self.filters_at_home and shared != benefited
+        holds = self.filters_at_home and (shared or benefited)
         return (recipient or (self.filters_at_home and not shared)) and not holds
 
-    def matching(self, server: Server, seekers: Sequence[int]) -> tuple[dict[int, list[int]], dict[int, list[int]]]:
-        """Ask the seekers for H_i and find their assistants (supplement, algorithm 1)."""
+    def matching(self, server: Server, seekers: Sequence[int]) -> dict[int, list[int]]:
+        """Ask the seekers for H_i and find their assistants among A (supplement, algorithm 1)."""
         if not server.state.shared or not seekers:
-            return {}, {}
+            return {}
         replies: dict[int, Scarce] = server.call(seekers, self.scarce_classes, ScarceRequest())
-        abundant = {j: shared.classes for j, shared in server.state.shared.items()}
-        scarce = {i: reply.classes for i, reply in replies.items()}
-        found = {i: match(i, classes, abundant, self.n_assistants) for i, classes in scarce.items()}
+        # a class of which no code was accepted helps nobody
+        abundant = {
+            j: [c for c, k in zip(shared.classes, shared.counts, strict=True) if k or self.mechanism == "prior"]
+            for j, shared in server.state.shared.items()
+        }
+        found = {i: match(i, reply.classes, abundant, self.n_assistants) for i, reply in replies.items()}
         sources = {i: assistants for i, assistants in found.items() if assistants}
         server.note(assistants={str(i): assistants for i, assistants in sources.items()})
-        return scarce, sources
+        return sources
 
     @client_handler
     async def scarce_classes(self, client: Client, message: ScarceRequest) -> Scarce:
+        """Tell H_i."""
+        return Scarce(self.scarce(client))
+
+    def scarce(self, client: Client) -> list[int]:
         """H_i: the n classes with the fewest samples, missing ones first, ties by class number."""
         counts = client.data.counts(client.classes)
-        return Scarce(sorted(range(client.classes), key=lambda c: (counts[c], c))[: self.n_classes])
+        return sorted(range(client.classes), key=lambda c: (counts[c], c))[: self.n_classes]
 
     @client_handler
     async def secondary_client(self, client: Client, message: Secondary) -> SecondaryReply:
         """Algorithm 2, lines 2 to 20, on client i."""
-        client.state.local_decoder = None  # preliminary training is over, also for clients that missed its last round
-        if message.decoder is not None:
+        # preliminary training is over, also for clients that missed its last round
+        client.state.local_decoder = client.state.local_weights = None
+        if message.decoder is not None or message.settled:
             client.state.decoder = message.decoder
         acceptance: list[list[int]] = []
         if message.sources:
             model = client.model({**message.weights, **client.state.decoder})
-            sources = [self.keep(source, message.scarce) for source in message.sources]
+            sources = [self.keep(source, self.scarce(client)) for source in message.sources]
             synthetic, acceptance = self.synthesise(model, sources, client.stream("synthesis"))
             if len(synthetic):
                 client.state.synthetic = synthetic
@@ -334,8 +367,6 @@ class FedDPMS(Algorithm):
             shared, tried = self.dpms(client, message.weights, fitted.weights)
             acceptance = acceptance + tried
         benefited = client.state.synthetic is not None
-        if benefited and (shared is not None or not message.share or not self.filters_at_home):
-            client.state.decoder = None  # not needed again
         return self.reply(client, fitted.weights, len(data), benefited, shared, acceptance)
 
     def loss(self, model: nn.Module, batch: Batch, context: Context) -> Tensor:
@@ -399,13 +430,13 @@ class FedDPMS(Algorithm):
 
     @property
     def prior_centre(self) -> float:
-        """The middle of the range that the latent codes are bounded to."""
+        """Every coordinate of the prior's mean: 1/2 where the codes are bounded to [0, 1], else 0."""
         return 0.5 if self.latent_bound == "sigmoid" else 0.0
 
     @property
     def public_std(self) -> float:
         """The noise that a recipient adds, so that a code's total noise has standard deviation sigma."""
-        if self.mechanism == "single_release" and self.noise == "absolute":
+        if self.mechanism == "single_release":
             return math.sqrt(self.sigma**2 - self.release_sigma**2)
         return self.sigma
 
@@ -433,7 +464,7 @@ class FedDPMS(Algorithm):
 
         encoder = part(received if self.encoder == "global" else local, "encoder")
         means = class_means(
-            client.model({**local, **encoder}), client.data, classes, self.latent_bound or "none", self.latent_clip
+            client.model({**local, **encoder}), client.data, classes, self.bound, self.latent_clip
         )  # [n, l]
         sensitivity = {c: self.sensitivity(means.shape[1], counts[c]) for c in classes}
         unit = {c: 1.0 if self.noise == "absolute" else sensitivity[c] for c in classes}
@@ -462,9 +493,12 @@ class FedDPMS(Algorithm):
 
     def sensitivity(self, latent: int, count: int) -> float:
         """How far one record can move a class mean, in l2; infinite without a bound."""
-        if self.latent_bound == "none":
-            return math.inf
-        return mean_sensitivity(latent, count, self.latent_bound or "none", self.latent_clip)
+        return mean_sensitivity(latent, count, self.bound, self.latent_clip)
+
+    @property
+    def bound(self) -> Bound:
+        """`latent_bound` once it is resolved."""
+        return "none" if self.latent_bound == "auto" else self.latent_bound
 
     def declare(self, client: Client, sensitivity: float, std: float) -> None:
         """Tell the ledger what the codes release.
@@ -505,8 +539,9 @@ class FedDPMS(Algorithm):
     ) -> SecondaryReply:
         """A reply, with what was shared in fields of their own so that each is declared on its own."""
         if shared is None:
-            # that no candidate was accepted tells as much about the means as sending the candidates would
-            client.release("acceptance", client.releases.pop("codes", FOLLOWS))
+            # what was declared for the codes stays: that none was accepted tells as much as sending the candidates would
+            if "codes" not in client.releases:
+                client.release("acceptance", FOLLOWS)
             return SecondaryReply(weights, samples, benefited, None, None, None, acceptance)
         if self.mechanism == "prior":
             for name in ("counts", "codes", "acceptance"):
@@ -521,21 +556,25 @@ class FedDPMS(Algorithm):
                 state.shared = {**state.shared, i: Shared(reply.classes, reply.counts, reply.codes)}
             if reply.benefited and i not in state.benefited:
                 state.benefited = sorted([*state.benefited, i])
-        rows: dict[str, Any] = {
-            str(i): {str(c): {"accepted": k, "drawn": n} for c, k, n in reply.acceptance}
-            for i, reply in replies.items()
-            if reply.acceptance
-        }
-        if rows:
-            server.note(acceptance=rows)
-            short = [(i, c) for i, row in rows.items() for c, n in row.items() if n["accepted"] < self.alpha]
-            if short:
-                total = sum(len(row) for row in rows.values())
-                server.warn(
-                    f"the filter accepted fewer than alpha={self.alpha} codes for {len(short)} of {total} shared classes "
-                    f"(client {short[0][0]}, class {short[0][1]} among them); a young decoder emits nearly the same image for "
-                    "every code: more preliminary_rounds or local_epochs, or a smaller sigma, may help"
-                )
+        tried = [(i, c, accepted, drawn) for i, reply in replies.items() for c, accepted, drawn in reply.acceptance]
+        if not tried:
+            return
+        record: dict[str, dict[str, dict[str, int]]] = {}
+        for i, c, accepted, drawn in tried:
+            row = record.setdefault(str(i), {}).setdefault(str(c), {"accepted": 0, "drawn": 0})
+            row["accepted"] += accepted
+            row["drawn"] += drawn
+        server.note(acceptance=record)
+        short = [(i, c) for i, c, accepted, _ in tried if accepted < self.alpha]
+        never = sorted({c for _, c, _, _ in tried} - {c for _, c, accepted, _ in tried if accepted})
+        if short:
+            server.warn(
+                f"the filter accepted fewer than alpha={self.alpha} codes for {len(short)} of {len(tried)} shared classes "
+                f"(client {short[0][0]}, class {short[0][1]} among them)"
+                + (f", and none at all of class {', '.join(map(str, never))}" if never else "")
+                + "; a young decoder emits nearly the same image for every code: more preliminary_rounds or local_epochs, or "
+                "a smaller sigma, may help"
+            )
 
     def synthetic(self, server: Server) -> Samples | None:
         """Images of everything that was shared, as a recipient would make them."""

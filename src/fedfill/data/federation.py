@@ -81,8 +81,8 @@ def federate(
     """Load a data set and divide it among clients.
 
     A list of data sets is a partition of its own: each client gets one, and `partition` and `client_test` aren't used.
-    Each client's own test split is then the test set of its data (where they have none, a fixed stratified fifth), and
-    the global test set is all of these together.
+    Each client's own test split is then the test set of its data (where they have none, a fixed stratified fifth, and
+    nothing where they are too few for that), and the global test set is all of these together.
 
     Args:
         data: A name (see `sources.load`), a Python form (see `sources.from_python`) or a list of forms, one per client.
@@ -171,7 +171,12 @@ def _given(given: list[Source], fraction: float, clients: int | None, seed: int)
         train = _part(source.train, fraction, numpy_stream(seed, "fraction", index))
         members.append(ClientData(train, source.test))
     test = Samples(torch.cat([s.test.inputs for s in given]), torch.cat([s.test.labels for s in given]))
-    notes = list(dict.fromkeys(source.note for source in given))
+    notes = list(dict.fromkeys(source.note for source in given if len(source.test)))
+    if without := sum(not len(source.test) for source in given):
+        notes.append(
+            f"No test split of their own, as their samples are too few to hold one out: {without:,} of {len(given):,} "
+            "clients."
+        )
     notes.append(
         "Partition: given with the data, one data set per client; the test set is all clients' test sets together."
     )

@@ -27,9 +27,18 @@ class Samples(Record):
         return len(self.labels)
 
     def __add__(self, other: Samples | None) -> Samples:
-        """These samples followed by the others'; None adds nothing."""
+        """These samples followed by the others'; None adds nothing.
+
+        Raises:
+            ValueError: Where the inputs differ in type or shape; bytes and floats mean different things (`normalise`).
+        """
         if other is None:
             return self
+        if self.inputs.dtype != other.inputs.dtype or self.inputs.shape[1:] != other.inputs.shape[1:]:
+            raise ValueError(
+                f"samples of type {self.inputs.dtype} and shape {list(self.inputs.shape[1:])} can't be joined with "
+                f"samples of type {other.inputs.dtype} and shape {list(other.inputs.shape[1:])}"
+            )
         return Samples(torch.cat([self.inputs, other.inputs]), torch.cat([self.labels, other.labels]))
 
     def __getitem__(self, index: Tensor | slice) -> Samples:

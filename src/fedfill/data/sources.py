@@ -57,9 +57,14 @@ SPLIT = (
     "Test set: none came with the data, so a fixed stratified fifth is kept as the test set, the same for every seed."
 )
 
+NONE = "Test set: none came with the data, and the samples are too few to hold one out."
+
 IMAGE_COLUMNS = ("image", "img")
 LABEL_COLUMNS = ("label", "fine_label")
 IMAGE_SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".pgm", ".ppm"})
+
+SHARD = re.compile(r"(.+)-(\d+)-of-(\d+)(-[0-9a-f]+)?\.parquet")
+"""File names of shards: first words, number, how many there are, and the hash that older ones carry."""
 
 # Pillow's modes by what they become; anything else (16-bit, floating point) would lose information in uint8
 GREY = frozenset({"1", "L", "LA"})
@@ -73,7 +78,7 @@ class Source:
     Attributes:
         name: Its name.
         train: The training samples.
-        test: The test samples; nothing may be chosen by them.
+        test: The test samples; nothing may be chosen by them. Empty only for one of several clients.
         class_names: The classes' names in the order of their indices.
         note: One sentence on where the test set comes from.
     """
@@ -83,6 +88,21 @@ class Source:
     test: Samples
     class_names: tuple[str, ...]
     note: str
+
+
+@dataclass(frozen=True)
+class _Part:
+    """One part of a data set, as it was read.
+
+    Attributes:
+        samples: Its samples.
+        names: The classes' names; None where nothing tells them.
+        place: Where its highest label stands, for the beginning of a sentence.
+    """
+
+    samples: Samples
+    names: tuple[str, ...] | None
+    place: str
 
 
 def load(name: str, data_dir: Path | str | None = None) -> Source:
@@ -128,7 +148,7 @@ def from_python(data: Any, name: str = "python") -> Source | list[Source]:
     tensors, a `datasets.Dataset`, a `datasets.DatasetDict` with ``train`` and perhaps ``test``, and a `Source`. Inputs
     are uint8 images ``[n, h, w]``, ``[n, h, w, c]`` or ``[n, c, h, w]`` with 1 or 3 channels (read as ``[n, c, h, w]``
     where both fit), or floats ``[n, ...]``, which keep their values and become float32. Where no test set is given, a
-    fixed stratified fifth is held out.
+    fixed stratified fifth is held out; in a list, the test set of a client with too few samples for that is empty.
 
     Args:
         data: One of these forms, or a list with one of them per client.
@@ -143,8 +163,8 @@ def from_python(data: Any, name: str = "python") -> Source | list[Source]:
     if isinstance(data, list):
         if not data:
             raise FedfillError("data: the list of clients' data sets is empty, but at least one is needed")
-        return [_one_from_python(item, name, f"data of client {client}") for client, item in enumerate(data)]
-    return _one_from_python(data, name, "data")
+        return _many_from_python(data, name)
+    return data if isinstance(data, Source) else _source(name, "data", *_one_from_python(data, "data"))
 
 
 # ---- bundled
@@ -156,18 +176,42 @@ def _digits() -> Source:
     bunch = load_digits()
     images = np.rint(bunch.images * (255 / 16)).astype(np.uint8)[:, None]
     samples = Samples(torch.from_numpy(images), torch.from_numpy(bunch.target.astype(np.int64)))
-    return _split("digits", samples, tuple(str(digit) for digit in range(10)), "data 'digits'")
+    where = "data 'digits'"
+    return _source("digits", where, _Part(samples, tuple(str(digit) for digit in range(10)), where), None)
 
 
-def _split(name: str, samples: Samples, class_names: tuple[str, ...], where: str) -> Source:
+def _source(
+    name: str, where: str, train: _Part, test: _Part | None, note: str = OWN, everyone: int | None = None
+) -> Source:
+    """The source of what was read, with a part of it held out where it brought no test set.
+
+    Args:
+        name: The source's name.
+        where: The beginning of an error sentence.
+        train: The training part.
+        test: The test part, where there is one.
+        note: What to say of that test part.
+        everyone: For the data of one client, how many samples all clients have. Its own may then be too few for a test
+            set, and classes that it lacks may outnumber them.
+
+    Returns:
+        The source.
+    """
+    parts = (train,) if test is None else (train, test)
+    class_names = _names(parts, everyone or sum(len(part.samples) for part in parts))
+    if test is not None:
+        _check_alike(train.samples.inputs, test.samples.inputs, where)
+        return Source(name, train.samples, test.samples, class_names, note)
     # the seed is fixed forever: every experiment on a data set has the same test set
-    kept, held = hold_out(samples.labels.numpy(), TEST_SHARE, numpy_stream(0, "fixed-test"))
-    if not len(held):
-        raise FedfillError(
-            f"{where}: there is no test set and the {len(samples)} samples are too few to hold one out; give at least "
-            "3 of a class"
-        )
-    return Source(name, samples[torch.from_numpy(kept)], samples[torch.from_numpy(held)], class_names, SPLIT)
+    kept, held = hold_out(train.samples.labels.numpy(), TEST_SHARE, numpy_stream(0, "fixed-test"))
+    if not len(held) and everyone is None:
+        raise FedfillError(_too_few(where, f"{len(train.samples):,} samples"))
+    samples, note = train.samples, SPLIT if len(held) else NONE
+    return Source(name, samples[torch.from_numpy(kept)], samples[torch.from_numpy(held)], class_names, note)
+
+
+def _too_few(where: str, what: str) -> str:
+    return f"{where}: there is no test set and the {what} are too few to hold one out; give at least 3 of a class"
 
 
 # ---- folders
@@ -190,30 +234,40 @@ def _layout(folder: Path) -> str | None:
 
 
 def _from_folder(name: str, folder: Path) -> Source:
-    layout = _layout(folder)
     where = f"data '{name}'"
+    folder = _below(folder, where)
+    layout = _layout(folder)
     if layout is None:
         raise FedfillError(
-            f"{where}: '{folder}' holds neither train*.parquet files, nor a train folder, nor a folder of images for "
-            "each class"
+            f"{where}: '{folder}' holds neither train*.parquet files, nor one folder with them, nor a train folder, nor "
+            "a folder of images for each class"
         )
     if layout == "parquet":
-        train, names = _read_parquet(folder, "train")
-        if not any(folder.glob("test*.parquet")):
-            return _split(name, train, _names(names, train), where)
-        test, test_names = _read_parquet(folder, "test")
-        if names != test_names:
+        train = _read_parquet(folder, "train")
+        test = _read_parquet(folder, "test") if any(folder.glob("test*.parquet")) else None
+        if test is not None and train.names != test.names:
             raise FedfillError(f"{where}: the class names in the train and test files of '{folder}' differ")
     elif layout == "splits":
-        train, names = _read_images(folder / "train", None)
-        if not (folder / "test").is_dir():
-            return _split(name, train, _names(names, train), where)
-        test, _ = _read_images(folder / "test", names)
+        train = _read_images(folder / "train", None)
+        test = _read_images(folder / "test", train.names) if (folder / "test").is_dir() else None
     else:
-        train, names = _read_images(folder, None)
-        return _split(name, train, _names(names, train), where)
-    _check_alike(train.inputs, test.inputs, where)
-    return Source(name, train, test, _names(names, train, test), OWN)
+        train, test = _read_images(folder, None), None
+    return _source(name, where, train, test)
+
+
+def _below(folder: Path, where: str) -> Path:
+    """The folder below that holds the Parquet files, as in a clone of a repository of the Hub; else the folder itself."""
+    if _layout(folder) in ("parquet", "splits"):
+        return folder
+    # goes before folders of images: such a repository may also have one with the pictures of its description
+    found = [child for child in _children(folder) if any(child.glob("train*.parquet"))]
+    if len(found) > 1:
+        raise FedfillError(
+            f"{where}: '{folder}' has train*.parquet files in {len(found)} folders "
+            f"({', '.join(child.name for child in found)}); choose one, such as --data-dir '{folder}' --data "
+            f"{found[0].name}"
+        )
+    return found[0] if found else folder
 
 
 def _children(folder: Path) -> list[Path]:
@@ -226,7 +280,7 @@ def _images(folder: Path) -> Iterator[Path]:
     )
 
 
-def _read_images(folder: Path, names: tuple[str, ...] | None) -> tuple[Samples, tuple[str, ...]]:
+def _read_images(folder: Path, names: tuple[str, ...] | None) -> _Part:
     """The images of ``folder/CLASS/``; for a test split `names` are the training classes, and it may have no other."""
     found = tuple(path.name for path in _children(folder))
     if not found:
@@ -243,13 +297,13 @@ def _read_images(folder: Path, names: tuple[str, ...] | None) -> tuple[Samples, 
         paths += members
         labels += [names.index(child.name)] * len(members)
     inputs = _stack(_decode(paths, lambda row: f"'{paths[row]}'"))
-    return Samples(inputs, torch.tensor(labels)), names
+    return _Part(Samples(inputs, torch.tensor(labels)), names, f"data: '{folder}'")
 
 
 # ---- Parquet
 
 
-def _read_parquet(folder: Path, split: str) -> tuple[Samples, tuple[str, ...] | None]:
+def _read_parquet(folder: Path, split: str) -> _Part:
     """All shards of a split, in the order of their names."""
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -257,8 +311,9 @@ def _read_parquet(folder: Path, split: str) -> tuple[Samples, tuple[str, ...] | 
     images: list[Tensor] = []
     labels: list[np.ndarray[Any, Any]] = []
     names: tuple[str, ...] | None = None
+    highest, place = -1, ""
     files = sorted(folder.glob(f"{split}*.parquet"))
-    _check_shards(files)
+    _check_files(files, split)
     for index, file in enumerate(files):
         where = f"data: '{file}'"
         try:
@@ -275,23 +330,37 @@ def _read_parquet(folder: Path, split: str) -> tuple[Samples, tuple[str, ...] | 
                 images.append(read)
                 labels.append(wanted)
                 start += batch.num_rows
+                if len(wanted) and wanted.max() > highest:
+                    highest, place = int(wanted.max()), f"{where}, column '{label}'"
         except (pa.ArrowException, OSError) as error:
             raise FedfillError(
                 f"{where} can't be read as Parquet, it may be cut short: {_first_line(error)}"
             ) from error
     if not images:
         raise FedfillError(f"data: '{files[0]}' holds no samples")
-    return Samples(torch.cat(images), torch.from_numpy(np.concatenate(labels))), names
+    return _Part(Samples(torch.cat(images), torch.from_numpy(np.concatenate(labels))), names, place)
 
 
-def _check_shards(files: list[Path]) -> None:
-    """Missing shards are silent otherwise: a half-finished download would look like a smaller data set."""
-    totals = {match[2]: file for file in files if (match := re.search(r"-(\d+)-of-(\d+)\.parquet$", file.name))}
-    for total, file in totals.items():
-        for shard in range(int(total)):
-            expected = re.sub(r"-\d+-of-\d+\.parquet$", f"-{shard:05d}-of-{total}.parquet", file.name)
-            if not (file.parent / expected).exists():
-                raise FedfillError(f"data: '{file.parent / expected}' is missing beside '{file.name}'")
+def _check_files(files: list[Path], split: str) -> None:
+    """Refuse missing shards and files that look like the same data twice: neither would show in what is read."""
+    series: dict[str, Path] = {}  # by what the names have in common
+    shards: dict[int, Path] = {}
+    for file in files:
+        match = SHARD.fullmatch(file.name)
+        kind = f"{match[1]}-of-{match[3]}" if match else file.name if file.stem == split else "unnumbered"
+        twice = shards.get(int(match[2])) if match else None
+        other = twice or next((first for key, first in series.items() if key != kind), None)
+        if other is not None:
+            raise FedfillError(
+                f"data: '{other}' and '{file.name}' lie side by side, which may be the same samples twice; remove one"
+            )
+        series.setdefault(kind, file)
+        if match:
+            shards[int(match[2])] = file
+    match = SHARD.fullmatch(files[0].name)
+    if match is not None and (missing := next((n for n in range(int(match[3])) if n not in shards), None)) is not None:
+        expected = f"{match[1]}-{missing:05d}-of-{match[3]}{'*' if match[4] else ''}.parquet"
+        raise FedfillError(f"data: '{files[0].parent / expected}' is missing beside '{files[0].name}'")
 
 
 def _columns(found: Sequence[str], where: str) -> tuple[str, str]:
@@ -423,9 +492,7 @@ def _from_hub(name: str) -> Source:
             "no download"
         ) from error
     where = f"data '{name}' from the Hugging Face Hub"
-    train_samples, names = _from_dataset(train, where)
-    test_samples, _ = _from_dataset(test, where)
-    return Source(name, train_samples, test_samples, _names(names, train_samples, test_samples), OFFICIAL)
+    return _source(name, where, _from_dataset(train, where), _from_dataset(test, where), OFFICIAL)
 
 
 def _unreachable(repository: str) -> str | None:
@@ -458,36 +525,48 @@ def _nothing() -> Iterator[None]:
 # ---- Python objects
 
 
-def _one_from_python(data: Any, name: str, where: str) -> Source:
-    if isinstance(data, Source):
-        return data
+def _many_from_python(data: list[Any], name: str) -> list[Source]:
+    """One source per client. Each may be small, so what needs many samples is asked of all clients together."""
+    read: list[Source | tuple[_Part, _Part | None]] = []
+    everyone = 0
+    for client, item in enumerate(data):
+        if isinstance(item, Source):
+            read.append(item)
+            everyone += len(item.train) + len(item.test)
+        else:
+            parts = _one_from_python(item, f"data of client {client}")
+            read.append(parts)
+            everyone += sum(len(part.samples) for part in parts if part is not None)
+    sources = [
+        item if isinstance(item, Source) else _source(name, f"data of client {client}", *item, everyone=everyone)
+        for client, item in enumerate(read)
+    ]
+    if not any(len(source.test) for source in sources):
+        raise FedfillError(_too_few("data", "samples of each client"))
+    return sources
+
+
+def _one_from_python(data: Any, where: str) -> tuple[_Part, _Part | None]:
+    """The training part and, where one was given, the test part."""
     if isinstance(data, tuple):
         if len(data) not in (2, 4):
             raise FedfillError(
                 f"{where}: found a tuple of {len(data)}, but (inputs, labels) or (inputs, labels, test_inputs, "
                 "test_labels) is needed"
             )
-        train = _pair(data[0], data[1], where)
-        if len(data) == 2:
-            return _split(name, train, _names(None, train), where)
-        test = _pair(data[2], data[3], f"{where}, test set")
-        _check_alike(train.inputs, test.inputs, where)
-        return Source(name, train, test, _names(None, train, test), OWN)
+        train = _Part(_pair(data[0], data[1], where), None, where)
+        where += ", test set"
+        return train, None if len(data) == 2 else _Part(_pair(data[2], data[3], where), None, where)
     if type(data).__module__.partition(".")[0] == "datasets":
         import datasets
 
         if isinstance(data, datasets.DatasetDict):
             if "train" not in data:
                 raise FedfillError(f"{where}: the DatasetDict has no split 'train', only {', '.join(data)}")
-            train, names = _from_dataset(data["train"], where)
-            if "test" not in data:
-                return _split(name, train, _names(names, train), where)
-            test, _ = _from_dataset(data["test"], f"{where}, test set")
-            _check_alike(train.inputs, test.inputs, where)
-            return Source(name, train, test, _names(names, train, test), OWN)
+            test = _from_dataset(data["test"], f"{where}, test set") if "test" in data else None
+            return _from_dataset(data["train"], where), test
         if isinstance(data, datasets.Dataset):
-            train, names = _from_dataset(data, where)
-            return _split(name, train, _names(names, train), where)
+            return _from_dataset(data, where), None
     raise FedfillError(
         f"{where}: found {type(data).__name__}, but a tuple (inputs, labels), a datasets.Dataset or DatasetDict, a "
         "Source, or a list with one of these per client is needed"
@@ -543,7 +622,7 @@ def _labels(labels: Any, expected: int, where: str) -> np.ndarray[Any, Any]:
     return array
 
 
-def _from_dataset(data: Any, where: str) -> tuple[Samples, tuple[str, ...] | None]:
+def _from_dataset(data: Any, where: str) -> _Part:
     """A `datasets.Dataset` with an image column (encoded images or arrays) and a label column."""
     import datasets
 
@@ -552,6 +631,7 @@ def _from_dataset(data: Any, where: str) -> tuple[Samples, tuple[str, ...] | Non
         raise FedfillError(f"{where}: the Dataset holds no samples")
     feature = data.features[label]
     names = tuple(feature.names) if isinstance(feature, datasets.ClassLabel) else None
+    place = f"{where}, column '{label}'"
     data = data.select_columns([image, label])
     if not isinstance(data.features[image], datasets.Image):
         columns = data.with_format("numpy")[:]
@@ -562,11 +642,11 @@ def _from_dataset(data: Any, where: str) -> tuple[Samples, tuple[str, ...] | Non
         inputs = columns[image].astype(np.uint8) if inner.dtype == "uint8" else columns[image]
         samples = _pair(inputs, columns[label], where)
         _check_labels(samples.labels.numpy(), names, where)
-        return samples, names
+        return _Part(samples, names, place)
     table = data.cast_column(image, datasets.Image(decode=False)).with_format("arrow")[:]
     images, labels = (table.column(column).combine_chunks() for column in (image, label))
     pixels, indices = _from_arrow(images, labels, 0, names, where, paths=True)
-    return Samples(pixels, torch.from_numpy(indices)), names
+    return _Part(Samples(pixels, torch.from_numpy(indices)), names, place)
 
 
 # ---- checks
@@ -592,11 +672,17 @@ def _check_alike(first: Tensor, second: Tensor, where: str) -> None:
         )
 
 
-def _names(names: tuple[str, ...] | None, *parts: Samples) -> tuple[str, ...]:
-    """The names, or the classes' numbers as far as the labels go."""
-    if names is not None:
-        return names
-    return tuple(str(index) for index in range(1 + max(int(part.labels.max()) for part in parts)))
+def _names(parts: Sequence[_Part], samples: int) -> tuple[str, ...]:
+    """The classes' names, or their numbers as far as the labels go, of which there may be no more than `samples`."""
+    if parts[0].names is not None:
+        return parts[0].names
+    highest, place = max((int(part.samples.labels.max()), part.place) for part in parts)
+    if highest >= samples:
+        raise FedfillError(
+            f"{place}: the highest label is {highest}, which makes {highest + 1:,} classes of {samples:,} samples; "
+            "number the classes from 0, or give their names with the data"
+        )
+    return tuple(map(str, range(highest + 1)))
 
 
 def _first_line(error: Exception) -> str:

@@ -220,7 +220,7 @@ class Engine(Protocol):
 
 
 @dataclass
-class Books:
+class Costs:
     """What is counted over a whole run.
 
     Attributes:
@@ -257,7 +257,7 @@ class Server:
     Attributes:
         state: What the server keeps between rounds.
         ledger: What clients released so far.
-        books: Bytes, samples and seconds so far.
+        costs: Bytes, samples and seconds so far.
         lost: Replies that failed in this round: client, handler, reason.
         notes: Figures that the algorithm put into this round's record.
         warnings: Sentences for the user in this round.
@@ -283,7 +283,7 @@ class Server:
         self.initial = initial
         self.state = State()
         self.ledger = Ledger()
-        self.books = Books()
+        self.costs = Costs()
         self.lost: list[dict[str, Any]] = []
         self.notes: dict[str, Any] = {}
         self.warnings: list[str] = []
@@ -352,8 +352,8 @@ class Server:
         first: BaseException | None = None
         for i in sorted(each):
             outcome = outcomes[i]
-            self.books.fit_seconds += outcome.fit_seconds / min(self._engine.workers, len(each))
-            self.books.train_samples += outcome.train_samples
+            self.costs.fit_seconds += outcome.fit_seconds / min(self._engine.workers, len(each))
+            self.costs.train_samples += outcome.train_samples
             if isinstance(outcome.error, ContractError | FedfillError):
                 raise outcome.error
             if outcome.reply is None:
@@ -367,11 +367,11 @@ class Server:
                 replies[i] = outcome.reply
             else:
                 self._lose(i, name, "the reply holds a NaN or an infinity")
-        leg = self.books.legs.setdefault(name, [0, 0])
+        leg = self.costs.legs.setdefault(name, [0, 0])
         leg[0] += down
         leg[1] += up
-        self.books.bytes_down += down
-        self.books.bytes_up += up
+        self.costs.bytes_down += down
+        self.costs.bytes_up += up
         if each and not replies:
             if first is not None:
                 raise ContractError(f"no client could run '{name}' in round {self._round + 1}") from first
@@ -391,7 +391,7 @@ class Server:
         if unknown:
             raise ContractError(f"a release is declared for '{min(unknown)}', which is no field of {kind}")
         for item in fields(reply):  # type: ignore[arg-type]
-            if getattr(reply, item.name) is None:
+            if getattr(reply, item.name) is None and item.name not in outcome.releases:
                 continue
             declared = outcome.releases.get(item.name) or reply.declared.get(item.name)  # type: ignore[union-attr]
             yield f"{kind}.{item.name}", declared or UNDECLARED

@@ -22,7 +22,8 @@ from fedfill import tree
 from fedfill.errors import FedfillError
 from fedfill.tree import Tree
 
-_OWN = {"experiment.toml", "rounds.jsonl", "summary.json", "checkpoint", "partition.json", "samples", ".lock"}
+_FILES = {"experiment.toml", "rounds.jsonl", "summary.json", "partition.json", ".lock"}
+_FOLDERS = {"checkpoint", "samples"}
 
 
 @contextmanager
@@ -98,8 +99,9 @@ class RunDirectory:
         with writing(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
         self.lock()
-        for half_written in (*self.path.glob(".*.tmp"), *self.path.glob("*/.*.tmp")):
-            half_written.unlink(missing_ok=True)  # by a process that was killed
+        with writing(self.path):
+            for half_written in (*self.path.glob(".*.tmp"), *self.path.glob("*/.*.tmp")):
+                half_written.unlink(missing_ok=True)  # by a process that was killed
         if not (self.path / "experiment.toml").exists():
             self.write("experiment.toml", tomli_w.dumps({"digest": digest, **experiment}).encode())
 
@@ -118,11 +120,12 @@ class RunDirectory:
             if not self.path.is_dir():
                 raise FedfillError(f"out: {self.path} is a file; choose a folder that is new or holds this experiment")
             names = sorted(p.name for p in self.path.iterdir())
+            self._check_kinds("out")
         if "experiment.toml" in names:
             if self.digest() != digest:
                 raise FedfillError(f"out: {self.path} holds another experiment; choose another folder or remove it")
             return
-        strangers = [name for name in names if name not in _OWN and not name.endswith(".tmp")]
+        strangers = [name for name in names if name not in _FILES | _FOLDERS and not name.endswith(".tmp")]
         if strangers:
             raise FedfillError(
                 f"out: {self.path} is not empty and holds no run ({strangers[0]} lies there); "
@@ -154,16 +157,42 @@ class RunDirectory:
             The document, with its digest.
 
         Raises:
-            FedfillError: Where there is none or it can't be read.
+            FedfillError: Where there is none, it can't be read, or it lacks the digest or the version of the program.
         """
-        path = self.path / "experiment.toml"
-        if not path.exists():
-            raise FedfillError(f"resume: {self.path} holds no run (there is no experiment.toml)")
-        return read_toml(path)
+        try:
+            if not (self.path / "experiment.toml").exists():
+                raise FedfillError(f"resume: {self.path} holds no run (there is no experiment.toml)")
+            return self._read_experiment("resume")
+        except OSError as error:
+            raise FedfillError(f"resume: can't read {self.path} ({error.strerror or error})") from error
 
     def digest(self) -> str:
         """The digest of the experiment that the folder holds."""
-        return str(self.read_experiment().get("digest", ""))
+        return str(self._read_experiment("out")["digest"])
+
+    def _read_experiment(self, setting: str) -> dict[str, Any]:
+        path = self.path / "experiment.toml"
+        self._check_kinds(setting)
+        document = read_toml(path)
+        for key in ("digest", "version"):
+            if not isinstance(document.get(key), str) or not document[key]:
+                raise FedfillError(f"{setting}: {path} is damaged (it has no {key}); start again in a new folder")
+        return document
+
+    def _check_kinds(self, setting: str) -> None:
+        """Refuse a folder where a run keeps a file, and the other way round."""
+        for name in sorted(_FILES | {"checkpoint/state.safetensors"}):
+            path = self.path / name
+            if path.exists() and not path.is_file():
+                raise FedfillError(
+                    f"{setting}: {path} should be a file and is none; remove it or choose another folder"
+                )
+        for name in sorted(_FOLDERS):
+            path = self.path / name
+            if path.exists() and not path.is_dir():
+                raise FedfillError(
+                    f"{setting}: {path} should be a folder and is none; remove it or choose another folder"
+                )
 
     def write(self, name: str, data: bytes) -> None:
         """Write one of the folder's files atomically."""
@@ -183,18 +212,28 @@ class RunDirectory:
             os.fsync(file.fileno())
 
     def rounds(self) -> list[dict[str, Any]]:
-        """The records of ``rounds.jsonl``, up to the first line that is torn or out of order."""
+        """The records of ``rounds.jsonl``, up to the first line that is torn or out of order.
+
+        Returns:
+            One record for each round; none where there is no such file yet.
+
+        Raises:
+            FedfillError: Where it can't be read.
+        """
         path = self.path / "rounds.jsonl"
+        try:
+            lines = path.read_text(errors="replace").splitlines() if path.exists() else []
+        except OSError as error:
+            raise FedfillError(f"out: can't read {path} ({error.strerror or error})") from error
         records: list[dict[str, Any]] = []
-        if path.exists():
-            for line in path.read_text(errors="replace").splitlines():
-                try:
-                    record = json.loads(line)
-                except json.JSONDecodeError:
-                    break
-                if not isinstance(record, dict) or record.get("round") != len(records) + 1:
-                    break
-                records.append(record)
+        for line in lines:
+            try:
+                record = json.loads(line)
+            except json.JSONDecodeError:
+                break
+            if not isinstance(record, dict) or record.get("round") != len(records) + 1:
+                break
+            records.append(record)
         return records
 
     def cut_rounds(self, done: int) -> list[dict[str, Any]]:
