@@ -78,7 +78,15 @@ def _programs(*classes: type) -> list[str]:
 
 
 def _instructions(code: CodeType) -> str:
-    constants = [_instructions(c) if isinstance(c, CodeType) else f"{type(c).__name__} {c}" for c in code.co_consts]
+    constants = [
+        # a set's order is another one in each process
+        _instructions(c)
+        if isinstance(c, CodeType)
+        else str(sorted(map(str, c)))
+        if isinstance(c, frozenset)
+        else str(c)
+        for c in code.co_consts
+    ]
     return f"{code.co_code.hex()} {code.co_names} {code.co_varnames} {constants}"
 
 

@@ -349,7 +349,7 @@ def test_a_clone_with_several_configurations(tmp_path: Path) -> None:
         (["train.parquet", "train-00000-of-00001.parquet"], "train-00000-of-00001.parquet' and 'train.parquet'"),
         (["train.parquet", "train_copy.parquet"], "train.parquet' and 'train_copy.parquet'"),
         (["train-00000-of-00001.parquet", "train_copy.parquet"], "00001.parquet' and 'train_copy.parquet'"),
-        (["train-00000-of-00001-0a1b.parquet", "train-00000-of-00001-ffff.parquet"], "0a1b.parquet' and '.*ffff"),
+        (["train-00000-of-00001-0a1b.parquet", "train-00000-of-00001-ffff.parquet"], "0a1b.parquet' and '.*ffff.parquet'"),
         (
             ["train-00000-of-00001.parquet", "train-00000-of-00002.parquet", "train-00001-of-00002.parquet"],
             "00001.parquet' and 'train-00000-of-00002.parquet'",
@@ -633,7 +633,7 @@ def test_a_client_with_too_few_samples_has_an_empty_test_set() -> None:
         ((GREY, LABELS, GREY, LABELS + 22), "^data, test set: the highest label is 24, which makes 25 classes of 24"),
         ([(GREY, LABELS), (GREY[:1], [13])], "^data of client 1: the highest label is 13, which makes 14 .* of 13"),
         (
-            datasets.Dataset.from_dict({"image": GREY.tolist(), "label": [99] * 12}),
+            datasets.Dataset.from_dict({"image": (GREY / 2).tolist(), "label": [99] * 12}),
             "^data, column 'label': the highest label is 99",
         ),
         (7, "found int, but a tuple"),
