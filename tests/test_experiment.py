@@ -768,3 +768,10 @@ def test_an_algorithm_without_a_name_of_its_own_is_refused(tmp_path: Path) -> No
 
         class Thief(FedAvg):
             name = "fedavg"
+
+
+def test_a_field_without_a_guarantee_is_not_hidden_by_another_mechanism_of_the_same_field() -> None:
+    from fedfill.loop import _epsilons
+
+    rows = [("a", None), ("a", 0.0), ("b", 0.0), ("b", 2.0), ("b", 1.0)]
+    assert _epsilons([{"released": name, "epsilon": epsilon} for name, epsilon in rows]) == {"a": None, "b": 2.0}

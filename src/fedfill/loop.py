@@ -217,7 +217,7 @@ def _loop(prepared: Prepared, directory: RunDirectory, device: torch.device, on_
                 "seconds": round(took, 3),
                 "privacy": {
                     "total_epsilon": account["total_epsilon"],
-                    "entries": {entry["released"]: entry["epsilon"] for entry in account["entries"]},
+                    "entries": _epsilons(account["entries"]),
                 },
                 "lost": server.lost,
                 "warnings": server.warnings,
@@ -252,6 +252,16 @@ def _loop(prepared: Prepared, directory: RunDirectory, device: torch.device, on_
         return Result(directory.path, summary, records, tree.to(weights, "cpu"), done)
     finally:
         engine.close()
+
+
+def _epsilons(entries: list[dict[str, Any]]) -> dict[str, float | None]:
+    """Epsilon by field; a field with several mechanisms has the worst of them, and none where one has none."""
+    worst: dict[str, float | None] = {}
+    for entry in entries:
+        name, epsilon = entry["released"], entry["epsilon"]
+        before = worst.get(name, 0.0)
+        worst[name] = None if epsilon is None or before is None else max(before, epsilon)
+    return worst
 
 
 def _picture(images: Samples | None, federation: Federation, path: Path) -> None:

@@ -27,7 +27,13 @@ class Samples(Record):
         return len(self.labels)
 
     def __add__(self, other: Samples | None) -> Samples:
-        """These samples followed by the others'; None adds nothing.
+        """These samples followed by the others'.
+
+        Args:
+            other: Inputs of the same type and shape; None adds nothing.
+
+        Returns:
+            All of them.
 
         Raises:
             ValueError: Where the inputs differ in type or shape; bytes and floats mean different things (`normalise`).

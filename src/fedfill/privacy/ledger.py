@@ -156,7 +156,7 @@ class Ledger:
 
         Args:
             client: Who sent it.
-            released: Which field it is, such as "SecondaryReply.latents".
+            released: Which field it is, such as "SecondaryReply.codes".
             release: What it gives away.
         """
         entry = self._entries.get((released, release.mechanism))
