@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 Tree = Any
+PLAIN = (bool, int, float, str)
 Weights = dict[str, Tensor]
 """Tensors by the names of a model's state dict: parameters and buffers, of the whole model or of some parts."""
 
@@ -55,11 +56,11 @@ def map_tensors(tree: Tree, function: Callable[[Tensor], Tensor]) -> Tree:
     Raises:
         TypeError: Where something in the tree can't be sent or stored.
     """
-    if tree is None or isinstance(tree, bool | int | float | str):
+    if tree is None or isinstance(tree, PLAIN):
         return tree
     if isinstance(tree, Tensor):
         return function(tree)
-    if isinstance(tree, list | tuple):
+    if isinstance(tree, (list, tuple)):
         return type(tree)(map_tensors(item, function) for item in tree)
     if isinstance(tree, dict):
         return {key: map_tensors(item, function) for key, item in tree.items()}
@@ -75,7 +76,7 @@ def _refusal(thing: object) -> str:
 
 def leaves(tree: Tree) -> Iterator[Any]:
     """The tensors, numbers and strings of a tree, in order."""
-    if isinstance(tree, list | tuple):
+    if isinstance(tree, (list, tuple)):
         for item in tree:
             yield from leaves(item)
     elif isinstance(tree, dict):
@@ -105,7 +106,7 @@ def size(tree: Tree) -> int:
             total += 1
         elif isinstance(leaf, str):
             total += len(leaf.encode())
-        elif isinstance(leaf, int | float):
+        elif isinstance(leaf, (int, float)):
             total += 8
         else:
             raise TypeError(_refusal(leaf))
@@ -172,7 +173,7 @@ def to_bytes(tree: Tree) -> bytes:
     store: dict[str, Tensor] = {}
 
     def encode(node: Tree) -> Any:
-        if node is None or isinstance(node, bool | int | float | str):
+        if node is None or isinstance(node, PLAIN):
             return node
         if isinstance(node, Tensor):
             name = str(len(store))
@@ -185,7 +186,7 @@ def to_bytes(tree: Tree) -> bytes:
             return {"tuple": [encode(item) for item in node]}
         if isinstance(node, dict):
             for key in node:
-                if not isinstance(key, str | int) or isinstance(key, bool):
+                if not isinstance(key, (str, int)) or isinstance(key, bool):
                     raise TypeError(
                         f"a key of type {type(key).__name__} can't be sent or stored; use strings or integers"
                     )

@@ -123,11 +123,15 @@ class LocalEngine:
 
         Returns:
             An outcome for every client, in no particular order.
+
+        Raises:
+            ContractError: Where a handler wrote into the initial weights.
         """
         function = getattr(self._program, handler)
         # the largest clients first, so that no worker is left with a long one at the end
         queue = deque(sorted(messages, key=lambda i: (-len(self._data[i]), i)))
         outcomes: dict[int, Outcome] = {}
+        initial = tree.Unchanged(self._initial)
 
         def work(resident: Resident) -> None:
             while queue:
@@ -138,6 +142,8 @@ class LocalEngine:
                 outcomes[i] = self._serve(resident, function, i, messages[i], t)
 
         self._run(work, queue, len(messages))
+        if not initial.holds():
+            raise ContractError(f"'{handler}' wrote into the initial weights; make a copy first")
         return outcomes
 
     def evaluate(self, weights: Weights) -> Evaluation:
@@ -210,7 +216,7 @@ class LocalEngine:
         """Run one handler: on its own containers, with the state committed only if it returns and kept the rules."""
         message = tree.copy(message)
         state = State(tree.copy(self._states.get(i) or self._program.client_state()))
-        given = (message, self._data[i], self._initial)
+        given = (message, self._data[i].inputs, self._data[i].labels)
         untouched = tree.Unchanged((given, state.tree()))
         client = Client(
             id=i,
@@ -238,8 +244,9 @@ class LocalEngine:
             if not isinstance(reply, Message):
                 raise ContractError(f"returned a {type(reply).__name__} in place of a Message")
             # neither a reply nor a state shares memory with what others hold, or with the worker's model
-            reply = _unshared(reply, (given, state.tree(), resident.tensors))
-            values = _unshared(state.tree(), (given, reply, resident.tensors))
+            others = (given, self._initial, resident.tensors)
+            reply = _unshared(reply, (others, state.tree()))
+            values = _unshared(state.tree(), (others, reply))
         except (ContractError, TypeError) as broken:
             return Outcome(error=ContractError(f"'{function.__name__}' {broken}"))
         if values:
