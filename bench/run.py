@@ -22,7 +22,7 @@ from typing import ClassVar
 import torch
 from torch import nn
 
-from fedfill.algorithms.base import Algorithm
+from fedfill.algorithms import Algorithm
 from fedfill.algorithms.fedavg import FedAvg
 from fedfill.data.federation import ClientData, Federation
 from fedfill.data.samples import Samples

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from fedfill.algorithms.base import Algorithm
+from fedfill.algorithms import Algorithm
 from fedfill.data.federation import ClientData, Federation
 from fedfill.data.samples import Samples
 from fedfill.engines.contract import Message, Outcome, Server, State

@@ -410,7 +410,7 @@ def test_list(what: str, words: list[str]) -> None:
 
 
 def test_list_settings_knows_every_setting_and_its_words() -> None:
-    from fedfill.algorithms.base import find
+    from fedfill.algorithms import find
     from fedfill.models.networks import ModelSettings
 
     text = fedfill_("list", "settings", "feddpms").stdout

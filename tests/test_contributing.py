@@ -9,7 +9,7 @@ import pytest
 import torch
 from tests.helpers import scripted
 
-from fedfill.algorithms.base import _registry
+from fedfill.algorithms import _registry
 from fedfill.algorithms.fedavg import Update
 
 TEXT = (Path(__file__).parents[1] / "CONTRIBUTING.md").read_text()

@@ -74,12 +74,12 @@ VICTIMS = """
 import json, os, shutil, signal, sys
 import torch
 import fedfill.experiment
-from fedfill.algorithms.base import algorithms
+from fedfill.algorithms import known_algorithms
 from fedfill.data import sources
 from fedfill.engines import contract, local
 from fedfill.runs import directory
 
-algorithms()
+known_algorithms()
 torch.set_num_threads(1)
 torch.optim.Adam([torch.nn.Parameter(torch.zeros(1))])
 sources.load("digits")
@@ -742,7 +742,7 @@ def test_another_program_is_another_experiment(tmp_path: Path) -> None:
         with pytest.raises(FedfillError, match="holds another experiment"):
             fedfill.run("fedavg", model=nets[1], clients=2, rounds=1, local_epochs=1, out=tmp_path / "net")
     finally:
-        from fedfill.algorithms.base import _registry
+        from fedfill.algorithms import _registry
 
         _registry.pop("mine", None)
 

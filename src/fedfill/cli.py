@@ -273,9 +273,9 @@ def main() -> None:
 
 
 def _algorithms() -> list[tuple[str, ...]]:
-    from fedfill.algorithms.base import algorithms
+    from fedfill.algorithms import known_algorithms
 
-    return [(name, (kind.__doc__ or "").strip().splitlines()[0]) for name, kind in algorithms().items()]
+    return [(name, (kind.__doc__ or "").strip().splitlines()[0]) for name, kind in known_algorithms().items()]
 
 
 def _datasets() -> list[tuple[str, ...]]:
@@ -300,7 +300,7 @@ def _settings(algorithm: str | None) -> list[tuple[str, ...]]:
     """Name, default, and meaning with the words that are allowed."""
     if algorithm is None:
         raise FedfillError("list settings: name an algorithm, such as 'fedfill list settings feddpms'")
-    from fedfill.algorithms.base import find
+    from fedfill.algorithms import find
     from fedfill.models.networks import ModelSettings
 
     rows: list[tuple[str, ...]] = []

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import nn
 
-from fedfill.algorithms.base import find
+from fedfill.algorithms import find
 from fedfill.errors import FedfillError
 from fedfill.experiment import arrange
 from fedfill.loop import OnRound, Prepared, Result, execute

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from fedfill import __version__
-from fedfill.algorithms.base import Algorithm, find
+from fedfill.algorithms import Algorithm, find
 from fedfill.data.federation import Federation, federate
 from fedfill.data.samples import normalise
 from fedfill.errors import FedfillError, did_you_mean

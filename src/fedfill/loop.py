@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from fedfill import __version__, tree
-from fedfill.algorithms.base import Algorithm
+from fedfill.algorithms import Algorithm
 from fedfill.data.federation import Federation
 from fedfill.data.samples import Samples
 from fedfill.engines.contract import Costs, Server, State

@@ -7,7 +7,7 @@ from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from fedfill.algorithms.base import Algorithm
+from fedfill.algorithms import Algorithm
 from fedfill.errors import FedfillError, did_you_mean
 from fedfill.models.networks import ModelSettings
 

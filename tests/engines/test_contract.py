@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from fedfill import tree
-from fedfill.algorithms.base import Algorithm
+from fedfill.algorithms import Algorithm
 from fedfill.algorithms.fedavg import Broadcast, FedAvg
 from fedfill.data.federation import Federation
 from fedfill.data.samples import Samples

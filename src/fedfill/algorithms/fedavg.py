@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from fedfill.algorithms.base import Algorithm
+from fedfill.algorithms import Algorithm
 from fedfill.engines.contract import Client, Message, Server, client_handler
 from fedfill.privacy.ledger import unbounded
 from fedfill.training.aggregation import weighted_mean

@@ -17,7 +17,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from fedfill.algorithms.base import Algorithm
+from fedfill.algorithms import Algorithm
 from fedfill.data.samples import Batch, Samples, normalise
 from fedfill.engines.contract import Client, Message, Server, client_handler
 from fedfill.errors import FedfillError
