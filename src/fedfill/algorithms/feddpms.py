@@ -472,9 +472,9 @@ class FedDPMS(Algorithm):
         codes: list[Tensor] = []
         acceptance: list[list[int]] = []
         if self.mechanism == "single_release":
-            for mean, c in zip(means, classes, strict=True):
+            for mean in means:
                 noise = torch.empty_like(mean).normal_(generator=generator)
-                codes.append((mean + self.release_sigma * unit[c] * noise)[None])
+                codes.append((mean + self.release_sigma * noise)[None])
         else:
             judge = client.model({**(received if self.mechanism == "public_filter" else local), **client.state.decoder})
             for mean, c in zip(means, classes, strict=True):
@@ -485,6 +485,7 @@ class FedDPMS(Algorithm):
                 codes.append(accepted)
                 acceptance.append([c, len(accepted), drawn])
         rarest = classes[-1]
+        # the one mean of single_release takes absolute noise alone, so its unit is 1
         scale = self.release_sigma if self.mechanism == "single_release" else self.sigma
         self.declare(client, sensitivity[rarest], scale * unit[rarest])
         if not any(len(own) for own in codes):
