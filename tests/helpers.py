@@ -5,10 +5,11 @@ from typing import Any
 
 import torch
 
+from fedfill import tree
 from fedfill.algorithms import Algorithm
 from fedfill.data.federation import ClientData, Federation
 from fedfill.data.samples import Samples
-from fedfill.engines.contract import Message, Outcome, Server, State
+from fedfill.engines.contract import Answers, Average, Message, Outcome, Server, State, releases_of
 from fedfill.engines.local import LocalEngine
 from fedfill.models.networks import ModelSettings, build
 from fedfill.models.views import weights_of
@@ -56,7 +57,7 @@ class Run:
         )
         self.server = Server(
             self.engine, clients=4, classes=CLASSES, rounds=rounds, participation=participation, seed=0, initial=initial,
-            model=self.load,
+            model=self.load, sample=federation.sample,
         )  # fmt: skip
         self.server.state = State(self.algorithm.server_state(initial))
 
@@ -99,15 +100,23 @@ class ScriptedEngine:
         self.script: dict[str, Callable[[int, Any, int], Message]] = {}
         self.sent: list[tuple[int, str, int, Message]] = []
 
-    def call(self, handler: str, messages: Mapping[int, Message], t: int) -> dict[int, Outcome]:
+    def call(self, handler: str, messages: Mapping[int, Message], t: int, average: Average | None = None) -> Answers:
         outcomes = {}
         for i in reversed(list(messages)):  # answers arrive in any order
             self.sent.append((t, handler, i, messages[i]))
             try:
-                outcomes[i] = Outcome(self.script[handler](i, messages[i], t))
+                reply = self.script[handler](i, messages[i], t)
+                outcomes[i] = Outcome(reply, releases=tuple(releases_of(reply, {})), size=tree.size(reply))
             except RuntimeError as error:
                 outcomes[i] = Outcome(error=error)
-        return outcomes
+        return Answers(outcomes)
+
+
+class Codes(torch.nn.Module):
+    """A model of which nothing is known but that its codes have three coordinates."""
+
+    def encoder(self, inputs: torch.Tensor) -> torch.Tensor:
+        return inputs.new_zeros(len(inputs), 3)
 
 
 def scripted(clients: int, weights: Weights, participation: float = 1.0) -> tuple[Server, ScriptedEngine]:
@@ -115,7 +124,7 @@ def scripted(clients: int, weights: Weights, participation: float = 1.0) -> tupl
     engine = ScriptedEngine()
     server = Server(
         engine, clients=clients, classes=CLASSES, rounds=10, participation=participation, seed=0, initial=weights,
-        model=lambda weights: torch.nn.Identity(),
+        model=lambda weights: Codes(), sample=bars(1, [0], 0),
     )  # fmt: skip
     server.state = State({"weights": weights})
     server.begin(0)

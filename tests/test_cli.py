@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -447,5 +448,6 @@ def test_defaults_in_the_help_are_true() -> None:
     for name, info in Experiment.model_fields.items():
         if name in ("algorithm", "settings", "model_settings", "data_dir", "workers"):
             continue
-        option = text.split(f"--{name.replace('_', '-')} <")[1].split(" <")[0]  # up to the next option's type
-        assert f"[default: {info.default}]" in option
+        found = re.search(rf"--{name.replace('_', '-')} (?:<|[A-Z])(.*?)(?= --[a-z-]+ (?:<|[A-Z])|$)", text)
+        assert found
+        assert f"[default: {'none' if info.default is None else info.default}]" in found[1]

@@ -76,7 +76,7 @@ import torch
 import fedfill.experiment
 from fedfill.algorithms import known_algorithms
 from fedfill.data import sources
-from fedfill.engines import contract, local
+from fedfill.engines import contract, host
 from fedfill.runs import directory
 
 known_algorithms()
@@ -116,7 +116,7 @@ for name, options in names.items():
         if child == 0:
             before(contract.Server, "begin", begin)
             if moment == "training":
-                before(local, "fit", second_fit)
+                before(host, "fit", second_fit)
             elif moment == "recorded":
                 before(directory.RunDirectory, "write_checkpoint", lambda self, state: now == last)
             elif moment == "writing":

@@ -59,10 +59,23 @@ Participation = Annotated[float | None, typer.Option(help="Share of the clients 
 Rounds = Annotated[int | None, typer.Option(help="Number of rounds. [default: 50]")]
 Seed = Annotated[int | None, typer.Option(help="Seed of every stream of randomness. [default: 0]")]
 Model = Annotated[str | None, typer.Option(help="Network: see 'fedfill list models'. [default: auto]")]
-Engine = Annotated[str | None, typer.Option(help="Engine that runs the clients. [default: local]")]
+Engine = Annotated[str | None, typer.Option(help="What runs the clients: see 'fedfill list engines'. [default: local]")]
 Device = Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N. [default: auto]")]
 Workers = Annotated[
-    int | None, typer.Option(help="Threads over clients; changes no result. [default: one for each processor]")
+    int | None,
+    typer.Option(help="Threads or processes over clients; changes no result. [default: one for each processor]"),
+]
+RayAddress = Annotated[
+    str | None, typer.Option(help="With --engine ray: a running cluster, such as auto or HOST:6379. [default: none]")
+]
+GpusPerWorker = Annotated[
+    float | None, typer.Option(help="With --engine ray: share of a GPU for each worker. [default: 0.0]")
+]
+MinReplies = Annotated[
+    int | None, typer.Option(help="Good replies that a round needs; with fewer the run stops. [default: 1]")
+]
+ReplyTimeout = Annotated[
+    float | None, typer.Option(help="Seconds that a client has for a reply; a later one is left out. [default: none]")
 ]
 Delta = Annotated[float | None, typer.Option(help="Delta of the privacy account. [default: 1e-05]")]
 Setting = Annotated[
@@ -127,6 +140,10 @@ def run(
     engine: Engine = None,
     device: Device = None,
     workers: Workers = None,
+    ray_address: RayAddress = None,
+    gpus_per_worker: GpusPerWorker = None,
+    min_replies: MinReplies = None,
+    reply_timeout: ReplyTimeout = None,
     delta: Delta = None,
     directory: Annotated[
         Path | None, typer.Option("--out", help="Run directory. [default: one below runs/ named by the experiment]")
@@ -182,6 +199,10 @@ def compare(
     engine: Engine = None,
     device: Device = None,
     workers: Workers = None,
+    ray_address: RayAddress = None,
+    gpus_per_worker: GpusPerWorker = None,
+    min_replies: MinReplies = None,
+    reply_timeout: ReplyTimeout = None,
     delta: Delta = None,
     directory: Annotated[
         Path, typer.Option("--out", help="Folder of the runs; finished ones are not run again.")
@@ -354,7 +375,7 @@ def _options(params: Mapping[str, Any]) -> dict[str, Any]:
     options: dict[str, Any] = {}
     config = params.get("config")
     if config is not None:
-        document = read_toml(config)
+        document = read_toml(Path(config))  # older releases of typer pass text
         for key in ("digest", "version"):  # an experiment.toml has these too
             document.pop(key, None)
         checked(Experiment, {"algorithm": "", **document}, "config")

@@ -14,8 +14,8 @@ from torch import nn
 
 from fedfill.algorithms import find
 from fedfill.errors import FedfillError
-from fedfill.experiment import arrange
 from fedfill.loop import OnRound, Prepared, Result, execute
+from fedfill.preparation import arrange
 from fedfill.runs.directory import RunDirectory, write_atomically
 from fedfill.settings import Experiment, split_settings
 

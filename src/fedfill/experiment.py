@@ -1,150 +1,19 @@
-"""Experiments: from words, arrays and modules to a run, the same for Python and the command line."""
+"""Experiments: run one, or go on with one that was stopped."""
 
 from __future__ import annotations
 
-import copy
-import re
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 
 from fedfill import __version__
-from fedfill.algorithms import Algorithm, find
-from fedfill.data.federation import Federation, federate
-from fedfill.data.samples import normalise
-from fedfill.errors import FedfillError, did_you_mean
-from fedfill.loop import OnRound, Prepared, Result, execute
-from fedfill.models.layers import with_streams
-from fedfill.models.networks import ModelSettings, build
-from fedfill.models.views import require_parts, weights_of
+from fedfill.algorithms import Algorithm
+from fedfill.errors import FedfillError
+from fedfill.loop import OnRound, Result, execute
+from fedfill.preparation import arrange, default_directory, prepare
 from fedfill.runs.directory import RunDirectory
-from fedfill.settings import Experiment, checked, split_settings
-from fedfill.streams import derive
-
-PYTHON = "python"
-"""Stands in ``experiment.toml`` for what came from Python, where the name of its type may follow: ``python:Net``."""
-
-
-def prepare(
-    experiment: Experiment, *, data: Any = None, partition: Any = None, model: nn.Module | None = None,
-    algorithm: type[Algorithm] | None = None,
-) -> Prepared:  # fmt: skip
-    """Load the data, divide it, build the network and check that everything fits together.
-
-    Args:
-        experiment: What to run.
-        data: Data from Python in place of the experiment's name.
-        partition: A partitioner object in place of the experiment's words.
-        model: A module in place of the experiment's name.
-        algorithm: A class in place of the experiment's name.
-
-    Returns:
-        All parts, nothing written.
-
-    Raises:
-        FedfillError: Where a setting is not allowed or the parts don't fit.
-    """
-    kind = algorithm or find(experiment.algorithm)
-    for what, word, given in (
-        ("data", experiment.data, data),
-        ("partition", experiment.partition, partition),
-        ("model", experiment.model, model),
-    ):
-        if given is None and word.split(":")[0] == PYTHON:
-            raise FedfillError(
-                f"{what}: this experiment's {what} came from Python; give the same again to fedfill.resume or fedfill.run there"
-            )
-    if experiment.engine != "local":
-        raise FedfillError(f"engine: unknown name '{experiment.engine}'; {did_you_mean(experiment.engine, ['local'])}")
-    own, models = dict(experiment.settings), dict(experiment.model_settings)
-    settings = checked(kind, {**kind.presets.get(experiment.data, {}), **own})
-    model_settings = checked(ModelSettings, models, "model setting")
-    federation = federate(
-        experiment.data if data is None else data,
-        data_dir=Path(experiment.data_dir) if experiment.data_dir else None,
-        fraction=experiment.data_fraction,
-        partition=experiment.partition if partition is None else partition,
-        clients=experiment.clients,
-        seed=experiment.seed,
-        client_test=experiment.client_test,
-    )
-    if model is None:
-        network: nn.Module = build(
-            experiment.model,
-            federation.shape,
-            federation.classes,
-            model_settings,
-            decoder="decoder" in kind.parts,
-            seed=derive(experiment.seed, "initial weights"),
-        )
-    else:
-        if not isinstance(model, nn.Module):
-            raise FedfillError(
-                f"model: found {model!r}; allowed: a name of 'fedfill list models' or an instance of torch.nn.Module"
-            )
-        network = with_streams(copy.deepcopy(model))
-        if models:
-            raise FedfillError(
-                f"model setting: found {', '.join(models)}; these go with the built-in networks, and the model is a module of your own"
-            )
-        _require_fit(network, federation, settings.batch_size)
-    require_parts(network, kind.parts, kind.name)
-    settings = settings.resolved(rounds=experiment.rounds, model=network, inputs=federation.test.inputs[:1])
-    final = experiment.model_copy(
-        update={
-            "clients": len(federation.clients),
-            "settings": settings.model_dump(),
-            "model_settings": {} if model is not None else model_settings.model_dump(),
-        }
-    )
-    return Prepared(final, settings, federation, network, weights_of(network))
-
-
-def _require_fit(model: nn.Module, federation: Federation, batch_size: int) -> None:
-    """Try a user's own network on a sample and on a mini-batch, so that a misfit shows before anything is written."""
-    name = type(model).__name__
-    try:
-        with torch.inference_mode():
-            found = list(model.eval()(normalise(federation.test.inputs[:1])).shape)  # a lazy layer gets its shape here
-        smallest = min(federation.clients, key=lambda client: len(client.train)).train[:batch_size]
-        draws = torch.get_rng_state()
-        scores = copy.deepcopy(model).train()(normalise(smallest.inputs))
-        drew = not torch.equal(draws, torch.get_rng_state())
-        if scores.requires_grad:
-            scores.sum().backward()
-    except Exception as error:  # whatever a foreign module may raise
-        raise FedfillError(
-            f"model: {name} can't be evaluated on one sample of shape {list(federation.shape)} and trained on the mini-batch of the "
-            f"smallest client ({str(error).splitlines()[0] if str(error) else type(error).__name__})"
-        ) from error
-    if found != [1, federation.classes]:
-        raise FedfillError(
-            f"model: {name} makes scores of shape {found} for one sample; allowed: [1, {federation.classes}], one for each class"
-        )
-    if not scores.requires_grad:
-        raise FedfillError(
-            f"model: {name} has nothing to train; allowed: at least one parameter that requires a gradient"
-        )
-    if drew:
-        raise FedfillError(
-            f"model: {name} draws from torch's global generator in training, so that results would depend on the number of workers; "
-            "allowed: layers such as torch.nn.Dropout, which get a stream of their own"
-        )
-    hidden = {buffer for buffer, _ in model.named_buffers()} - model.state_dict().keys()
-    if hidden:
-        raise FedfillError(
-            f"model: {name} keeps '{min(hidden)}' as a buffer outside its state dict, where one client would find what another left; "
-            "allowed: persistent buffers"
-        )
-
-
-def default_directory(prepared: Prepared) -> Path:
-    """``runs/<name>`` with a name that tells the experiment and never clashes with another's."""
-    experiment = prepared.experiment
-    words = [experiment.algorithm, experiment.data, experiment.partition, f"seed{experiment.seed}", prepared.digest[:8]]
-    return Path("runs") / "-".join(re.sub(r"[^\w.+-]", "", word) for word in words)
+from fedfill.settings import Experiment, checked
 
 
 def run(
@@ -178,74 +47,6 @@ def run(
     """
     prepared = arrange(algorithm, data=data, partition=partition, model=model, **options)
     return execute(prepared, Path(out) if out is not None else default_directory(prepared), on_round)
-
-
-def arrange(
-    algorithm: str | type[Algorithm], *, data: Any, partition: Any, model: str | nn.Module, **options: Any
-) -> Prepared:
-    """The parts of an experiment from the words of `run`, checked, nothing written.
-
-    Args:
-        algorithm: As in `run`.
-        data: As in `run`.
-        partition: As in `run`.
-        model: As in `run`.
-        **options: As in `run`.
-
-    Returns:
-        All parts.
-
-    Raises:
-        FedfillError: Where anything that was given is not allowed.
-    """
-    kind = _algorithm(algorithm)
-    for what, given in (("data", data), ("partition", partition), ("model", model)):
-        if given is None:
-            raise FedfillError(f"{what}: found None; leave it out for the default")
-    fields = {
-        k: v for k, v in options.items() if k in Experiment.model_fields and k not in ("settings", "model_settings")
-    }
-    own, models = split_settings(kind, {k: v for k, v in options.items() if k not in fields})
-    if fields.get("data_dir") is not None:
-        fields["data_dir"] = str(fields["data_dir"])
-    if isinstance(data, list) or not isinstance(partition, str):
-        fields.setdefault("clients", None)  # the list or the partitioner says how many
-    experiment = checked(
-        Experiment,
-        {
-            "algorithm": kind.name,
-            "data": data if isinstance(data, str) else PYTHON,
-            "partition": "given" if isinstance(data, list) else _named(partition),
-            "model": _named(model),
-            **fields,
-            "settings": own,
-            "model_settings": models,
-        },
-        "option",
-    )
-    return prepare(
-        experiment,
-        data=None if isinstance(data, str) else data,
-        partition=None if isinstance(partition, str) else partition,
-        model=None if isinstance(model, str) else model,
-        algorithm=kind,
-    )
-
-
-def _algorithm(algorithm: Any) -> type[Algorithm]:
-    if isinstance(algorithm, str):
-        return find(algorithm)
-    if not isinstance(algorithm, type) or not issubclass(algorithm, Algorithm):
-        raise FedfillError(
-            f"algorithm: found {algorithm!r}; allowed: a name of 'fedfill list algorithms' or a subclass of Algorithm"
-        )
-    if "name" not in algorithm.__dict__:
-        raise FedfillError(f'algorithm: {algorithm.__qualname__} has no name of its own; give it one: name = "..."')
-    return algorithm
-
-
-def _named(thing: Any) -> str:
-    return thing if isinstance(thing, str) else f"{PYTHON}:{type(thing).__name__}"
 
 
 def resume(

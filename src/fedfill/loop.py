@@ -36,7 +36,7 @@ OnRound = Callable[[dict[str, Any], int], None]
 
 
 # what may differ between two runs of the same experiment
-_INCIDENTAL = {"data_dir", "device", "workers"}
+_INCIDENTAL = {"data_dir", "device", "workers", "ray_address", "gpus_per_worker", "min_replies", "reply_timeout"}
 
 
 @dataclass(frozen=True)
@@ -168,7 +168,7 @@ def _loop(prepared: Prepared, directory: RunDirectory, device: torch.device, on_
     experiment, algorithm, federation = prepared.experiment, prepared.algorithm, prepared.federation
     engine = LocalEngine(
         algorithm, federation, prepared.model, prepared.initial,
-        seed=experiment.seed, device=device, workers=experiment.workers,
+        seed=experiment.seed, device=device, workers=experiment.workers, timeout=experiment.reply_timeout,
     )  # fmt: skip
     try:
         spare = copy.deepcopy(prepared.model).to(device)
@@ -186,6 +186,8 @@ def _loop(prepared: Prepared, directory: RunDirectory, device: torch.device, on_
             seed=experiment.seed,
             initial=tree.to(prepared.initial, device),
             model=load,
+            sample=federation.sample.to(device),
+            min_replies=experiment.min_replies,
         )
         server.state = State(algorithm.server_state(server.initial))
         done, seconds = _restore(prepared, directory, server, engine, device)

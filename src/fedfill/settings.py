@@ -46,7 +46,15 @@ class Experiment(BaseModel):
     device: str = "auto"
     """Where data and models live: auto, cpu, cuda, cuda:N."""
     workers: int | None = Field(default=None, ge=1, le=1024)
-    """Threads over clients, each with a model of its own; none: one for each processor."""
+    """Threads over clients, or processes with engine ray, each with a model of its own; none: one for each processor."""
+    ray_address: str | None = None
+    """With engine ray: a running cluster to join; none: a Ray of its own on this machine."""
+    gpus_per_worker: float = Field(default=0.0, ge=0)
+    """With engine ray: the share of a GPU that each worker gets."""
+    min_replies: int = Field(default=1, ge=1)
+    """Good replies that a call to a whole cohort must have; with fewer the run stops, its last checkpoint intact."""
+    reply_timeout: float | None = Field(default=None, gt=0)
+    """Seconds that a client has for one call; a later reply is left out; none: as long as it takes."""
     delta: float = Field(default=1e-5, gt=0, lt=1)
     """Delta at which the privacy account gives epsilon."""
     settings: dict[str, Any] = Field(default_factory=dict)

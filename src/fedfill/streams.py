@@ -8,6 +8,7 @@ nor the number of workers, nor a resume changes a result.
 from __future__ import annotations
 
 import hashlib
+import os
 
 import numpy as np
 import torch
@@ -27,3 +28,25 @@ def torch_stream(seed: int, *name: str | int, device: torch.device | str = "cpu"
 def numpy_stream(seed: int, *name: str | int) -> np.random.Generator:
     """A numpy generator at the start of the named stream."""
     return np.random.default_rng(derive(seed, *name))
+
+
+def secret_stream(device: torch.device | str = "cpu") -> torch.Generator:
+    """A torch generator that nobody can repeat: it starts from the operating system's randomness.
+
+    On the CPU all 19,968 bits of the generator's state come from there, where a seed would fill 32.
+    """
+    generator = torch.Generator(device=device)
+    if generator.device.type != "cpu":
+        generator.seed()
+        return generator
+    generator.manual_seed(0)
+    state = generator.get_state()
+    words = np.frombuffer(os.urandom(_TWISTER_WORDS * 4), dtype=np.uint32).astype(np.uint64)
+    place = slice(_TWISTER_OFFSET, _TWISTER_OFFSET + _TWISTER_WORDS * 8)
+    state[place] = torch.from_numpy(words.view(np.uint8).copy())
+    generator.set_state(state)
+    return generator
+
+
+# torch keeps the Mersenne twister's 624 words of 32 bits in 64 bits each, behind seed, position and two flags
+_TWISTER_WORDS, _TWISTER_OFFSET = 624, 24

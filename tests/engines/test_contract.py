@@ -19,7 +19,8 @@ from fedfill.algorithms.fedavg import Broadcast, FedAvg
 from fedfill.data.federation import Federation
 from fedfill.data.samples import Samples
 from fedfill.engines.contract import Client, Engine, Message, Server, State, client_handler
-from fedfill.engines.local import LocalEngine, prefers_channels_last
+from fedfill.engines.host import prefers_channels_last
+from fedfill.engines.local import LocalEngine
 from fedfill.errors import ContractError, FedfillError
 from fedfill.models.layers import with_streams
 from fedfill.models.networks import ModelSettings, build
@@ -77,6 +78,7 @@ def start(request: pytest.FixtureRequest) -> Iterator[Start]:
             seed=seed,
             initial=initial,
             model=load,
+            sample=federation.sample,
         )
         server.state = State(program.server_state(initial))
         server.begin(0)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from fedfill.algorithms import Algorithm
 from fedfill.engines.contract import Client, Message, Server, client_handler
 from fedfill.privacy.ledger import unbounded
-from fedfill.training.aggregation import weighted_mean
 from fedfill.tree import Weights
 
 
@@ -42,18 +42,25 @@ class FedAvg(Algorithm):
 
     def round(self, server: Server, t: int) -> None:
         """Select a cohort, train on each client, average."""
-        cohort = server.select(t)
-        replies: dict[int, Update] = server.call(cohort, self.train, Broadcast(server.state.weights))
-        server.state.weights = self.average(replies)
+        server.state.weights = self.average(server, server.select(t))
+
+    def average(self, server: Server, cohort: Sequence[int]) -> Weights:
+        """The average of the models that a cohort trains from the global one.
+
+        Args:
+            server: What the algorithm sees.
+            cohort: Clients to call.
+
+        Returns:
+            Weights of the whole model.
+        """
+        weights = server.state.weights
+        by = "samples" if self.weighting == "samples" else None
+        _, mean = server.average(cohort, self.train, Broadcast(weights), of={"weights": weights}, by=by)
+        return mean["weights"]
 
     @client_handler
     async def train(self, client: Client, message: Broadcast) -> Update:
         """ClientUpdate: local epochs from the global model."""
         fitted = await client.fit(message.weights, self.loss, self.training(client.round))
         return Update(fitted.weights, len(client.data))
-
-    def average(self, replies: dict[int, Update]) -> Weights:
-        """The average of the replies' weights, in client order."""
-        return weighted_mean(
-            (reply.weights, reply.samples if self.weighting == "samples" else 1) for reply in replies.values()
-        )

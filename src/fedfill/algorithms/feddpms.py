@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal, Self
 
@@ -25,7 +25,6 @@ from fedfill.models.views import part
 from fedfill.privacy.accountant import mean_sensitivity
 from fedfill.privacy.ledger import gaussian, public, unbounded
 from fedfill.synthesis.vae import Bound, Reconstruction, accepted_codes, class_means, decode, latent_size, vae_loss
-from fedfill.training.aggregation import weighted_mean
 from fedfill.training.local import Context
 from fedfill.tree import Record, Tree, Weights
 
@@ -256,15 +255,17 @@ class FedDPMS(Algorithm):
         last = t == self.preliminary_rounds - 1  # type: ignore[operator]
         every = self.decoder_sync == "every"
         weights = {**server.state.weights, **(server.state.decoder if every else {})}
-        replies: dict[int, PreliminaryReply] = server.call(
-            server.select(t), self.preliminary_client, Preliminary(weights, upload_decoder=last or every)
-        )
-        server.state.weights = weighted_mean((r.weights, r.samples) for r in replies.values())
-        if last or every:
-            server.state.decoder = weighted_mean((r.decoder or {}, r.samples) for r in replies.values())
+        upload = last or every
+        replies, mean = server.average(
+            server.select(t), self.preliminary_client, Preliminary(weights, upload),
+            of={"weights": server.state.weights, "decoder": part(server.initial, "decoder")}, by="samples",
+        )  # fmt: skip
+        server.state.weights = mean["weights"]
+        if upload:
+            server.state.decoder = mean["decoder"]
         if last and self.share_at == "preliminary_end":
             message = Secondary(server.state.weights, server.state.decoder, [], share=True, settled=False)
-            self.collect(server, server.call(list(replies), self.share_client, message))
+            self.collect(server, server.call(list(replies), self.share_client, message, check=self.sound(server)))
 
     @client_handler
     async def preliminary_client(self, client: Client, message: Preliminary) -> PreliminaryReply:
@@ -298,9 +299,16 @@ class FedDPMS(Algorithm):
             )
             for i in cohort
         }
-        replies: dict[int, SecondaryReply] = server.call(cohort, self.secondary_client, messages)
+        replies, mean = server.average(
+            cohort,
+            self.secondary_client,
+            messages,
+            of={"weights": state.weights},
+            by="samples",
+            check=self.sound(server),
+        )
         self.collect(server, replies)
-        state.weights = weighted_mean((reply.weights or {}, reply.samples) for reply in replies.values())
+        state.weights = mean["weights"]
 
     @property
     def filters_at_home(self) -> bool:
@@ -468,7 +476,7 @@ class FedDPMS(Algorithm):
         )  # [n, l]
         sensitivity = {c: self.sensitivity(means.shape[1], counts[c]) for c in classes}
         unit = {c: 1.0 if self.noise == "absolute" else sensitivity[c] for c in classes}
-        generator = client.stream("dpms")
+        generator = client.noise("dpms")
         codes: list[Tensor] = []
         acceptance: list[list[int]] = []
         if self.mechanism == "single_release":
@@ -548,6 +556,29 @@ class FedDPMS(Algorithm):
             for name in ("counts", "codes", "acceptance"):
                 client.release(name, public("holds nothing of the client's data"))
         return SecondaryReply(weights, samples, benefited, shared.classes, shared.counts, shared.codes, acceptance)
+
+    def sound(self, server: Server) -> Callable[[SecondaryReply], None]:
+        """A check of what clients share: other clients will decode it, and their labels will come from it."""
+
+        def check(reply: SecondaryReply) -> None:
+            classes, counts, codes = reply.classes, reply.counts, reply.codes
+            if any(len(row) != 3 for row in reply.acceptance):
+                raise ValueError("'acceptance' of the reply holds a row that is not [class, accepted, drawn]")
+            if classes is None or counts is None or codes is None:
+                return
+            if (
+                len(classes) != len(counts)
+                or not all(0 <= c < server.classes for c in classes)
+                or min(counts, default=0) < 0
+            ):
+                raise ValueError(f"'classes' and 'counts' of the reply are {classes} and {counts}")
+            latent = latent_size(server.model(self.global_weights(server)), server.sample)
+            if codes.dtype != torch.float32 or codes.shape != (sum(counts), latent):
+                raise ValueError(
+                    f"'codes' of the reply is {codes.dtype} of shape {list(codes.shape)}, not [{sum(counts)}, {latent}]"
+                )
+
+        return check
 
     def collect(self, server: Server, replies: Mapping[int, SecondaryReply]) -> None:
         """Extend A, B, C and Z by what arrived, and record how the filter did."""

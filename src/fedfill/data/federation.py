@@ -63,6 +63,12 @@ class Federation:
         return tuple(self.test.inputs.shape[1:])
 
     @property
+    def sample(self) -> Samples:
+        """One sample of nothing, with the type and shape of all others."""
+        inputs = self.test.inputs
+        return Samples(torch.zeros(1, *inputs.shape[1:], dtype=inputs.dtype), torch.zeros(1, dtype=torch.int64))
+
+    @property
     def counts(self) -> list[list[int]]:
         """For each client, how many training samples of each class it holds."""
         return [client.train.counts(self.classes) for client in self.clients]

@@ -4,16 +4,18 @@ An algorithm sees a `Server` in its ``round`` and a `Client` in its handlers, an
 messages, runs handlers and keeps the clients' states; it knows no algorithm. The rules, the same on every engine:
 
 * a received message can't be changed: a handler that writes into one ends the run;
-* a handler's writes to its state take effect when it returns, and not when it raises;
-* an error in a handler is a reply: it is reported and left out, and the round goes on with the others;
+* a handler's writes to its state take effect when it returns, and not when it raises or is late;
+* an error in a handler is a reply, and so are a worker that died, a late answer and one that makes no sense: it is
+  reported and left out, and the round goes on with the others;
 * replies come back in the order of the clients' numbers, whoever answered first;
 * every byte that crosses is counted, and every field of a reply is a release until it is declared otherwise.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Awaitable, Callable, Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, Protocol, TypeVar, cast
 
 import torch
@@ -23,7 +25,8 @@ from fedfill import tree
 from fedfill.data.samples import Samples
 from fedfill.errors import ContractError, FedfillError
 from fedfill.privacy.ledger import Ledger, Release, unbounded
-from fedfill.streams import numpy_stream, torch_stream
+from fedfill.streams import numpy_stream, secret_stream, torch_stream
+from fedfill.training.aggregation import Mean, group_of, mean_of
 from fedfill.training.evaluation import Evaluation
 from fedfill.training.local import Fit, Fitted, LocalTraining, Loss
 from fedfill.tree import Record, Tree, Weights
@@ -82,7 +85,7 @@ class State:
 
 
 class Client:
-    """What a handler sees of its client; all but the last two arguments are attributes.
+    """What a handler sees of its client; all but the last three arguments are attributes.
 
     Args:
         id: The client's number, 0..clients-1.
@@ -93,6 +96,7 @@ class Client:
         initial: The experiment's initial weights, which every party can make from the seed: they cost no bytes.
         seed: Of the experiment.
         resident: Loads weights into the worker's model.
+        secret: Whether noise comes from the operating system and not from the seed, which the server knows.
     """
 
     def __init__(
@@ -106,6 +110,7 @@ class Client:
         initial: Weights,
         seed: int,
         resident: Callable[[Weights], nn.Module],
+        secret: bool = False,
     ) -> None:
         self.id = id
         self.round = round
@@ -116,6 +121,7 @@ class Client:
         self.releases: dict[str, Release] = {}
         self._seed = seed
         self._resident = resident
+        self._secret = secret
         self._streams: dict[str, torch.Generator] = {}
 
     def stream(self, purpose: str) -> torch.Generator:
@@ -129,6 +135,15 @@ class Client:
                 self._seed, purpose, self.round, self.id, device=self.data.labels.device
             )
         return self._streams[purpose]
+
+    def noise(self, purpose: str) -> torch.Generator:
+        """The stream for noise that shall protect this client's data.
+
+        It is `stream` in a simulation, where a run can be repeated to the bit. In a deployment nobody else may know it.
+        """
+        if self._secret and purpose not in self._streams:
+            self._streams[purpose] = secret_stream(self.data.labels.device)
+        return self.stream(purpose)
 
     def model(self, weights: Weights) -> nn.Module:
         """A model that holds `weights`, in evaluation mode, valid until the next `model` or `fit` of this handler."""
@@ -170,23 +185,142 @@ class _Wait:
         return (yield self.request)
 
 
+class Lost(Exception):
+    """In place of a reply: the client or its worker died, was late, or sent what makes no sense; the text says which."""
+
+
+class RemoteError(Exception):
+    """What a handler raised in another process; its traceback there is a note of this exception."""
+
+
 @dataclass(frozen=True)
 class Outcome:
     """What came of one call to one client.
 
     Attributes:
-        reply: The answer, or None where there is none.
-        error: The exception in place of an answer.
-        releases: What the handler declared, by field.
+        reply: The answer, or None where there is none; without the fields that were averaged already.
+        error: The exception in place of an answer; beside one where the answer can't be used.
+        releases: What the reply gives away, by field.
+        size: Bytes of the whole reply.
         fit_seconds: Seconds in local training.
         train_samples: Samples passed through local training.
     """
 
     reply: Message | None = None
     error: BaseException | None = None
-    releases: Mapping[str, Release] = field(default_factory=dict)
+    releases: tuple[tuple[str, Release], ...] = ()
+    size: int = 0
     fit_seconds: float = 0.0
     train_samples: int = 0
+
+
+@dataclass(frozen=True)
+class Average:
+    """Which fields of the replies the server needs only the weighted mean of.
+
+    Attributes:
+        shapes: By field, the type and shape of every tensor that it has to hold.
+        by: The field with a reply's weight; None: all weigh the same.
+    """
+
+    shapes: Mapping[str, Mapping[str, tuple[torch.dtype, tuple[int, ...]]]]
+    by: str | None
+
+    def take(self, reply: Message) -> tuple[Message, dict[str, Mean]]:
+        """Part a reply into what is averaged and what is not.
+
+        Args:
+            reply: A whole reply.
+
+        Returns:
+            The reply with None in the averaged fields, and these as means; a field that was None already has no mean.
+
+        Raises:
+            ValueError: Where a field doesn't hold the tensors that it should, or the weight is none.
+        """
+        weight = 1.0 if self.by is None else getattr(reply, self.by)
+        if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight < math.inf:
+            raise ValueError(f"'{self.by}' of the reply is {weight!r}, and a weight is a number of 0 or more")
+        means: dict[str, Mean] = {}
+        for name, shapes in self.shapes.items():
+            tensors = getattr(reply, name)
+            if tensors is None:
+                continue
+            if shapes_of(tensors) != shapes:
+                raise ValueError(f"'{name}' of the reply has other names, types or shapes than were asked for")
+            means[name] = Mean(tensors, float(weight), float(weight))
+        return self.rest(reply), means
+
+    def rest(self, reply: Message) -> Message:
+        """The reply with None in the averaged fields."""
+        return cast("Message", replace(cast("Any", reply), **dict.fromkeys(self.shapes)))
+
+
+def shapes_of(tensors: Weights) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
+    """Type and shape of every tensor, by name."""
+    return {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()}
+
+
+class Averaging:
+    """Takes the mean over replies in client order: within the clients' groups first, then over the groups.
+
+    Args:
+        average: What to take the mean of; None for a call without one.
+        clients: Clients of the federation.
+    """
+
+    def __init__(self, average: Average | None, clients: int) -> None:
+        self._average = average
+        self._clients = clients
+        self.groups: dict[int, dict[str, Mean]] = {}
+
+    def add(self, client: int, outcome: Outcome) -> Outcome:
+        """Check a reply and add it to its group's mean; clients of one group come in ascending order.
+
+        Args:
+            client: Whose reply it is.
+            outcome: With the whole reply.
+
+        Returns:
+            The outcome to pass on: without what was averaged, or with an error where the reply can't be used.
+        """
+        if outcome.reply is None or outcome.error is not None:
+            return outcome
+        reply = outcome.reply
+        means: dict[str, Mean] = {}
+        error: Lost | None = None
+        try:
+            if not tree.is_finite(reply):
+                raise ValueError(NOT_FINITE)
+            if self._average is not None:
+                reply, means = self._average.take(reply)
+        except ValueError as broken:
+            error = Lost(str(broken))
+            if self._average is not None:
+                reply = self._average.rest(reply)
+        group = self.groups.setdefault(group_of(client, self._clients), {})
+        for name, mean in means.items():
+            group[name] = mean_of([group[name], mean]) if name in group else mean  # type: ignore[assignment]
+        return replace(outcome, reply=reply, error=error)
+
+    def total(self) -> dict[str, Mean]:
+        """The mean over all groups, by field; a field that no reply held is missing."""
+        ordered = [self.groups[group] for group in sorted(self.groups)]
+        names = {name: None for group in ordered for name in group}
+        return {name: mean_of(group[name] for group in ordered if name in group) for name in names}  # type: ignore[misc]
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What came of one call.
+
+    Attributes:
+        outcomes: For every client that had a message, in no particular order.
+        means: By field, where the engine took the mean already; None: the server takes it from the replies.
+    """
+
+    outcomes: Mapping[int, Outcome]
+    means: Mapping[str, Mean] | None = None
 
 
 class Engine(Protocol):
@@ -198,7 +332,7 @@ class Engine(Protocol):
 
     workers: int
 
-    def call(self, handler: str, messages: Mapping[int, Message], t: int) -> Mapping[int, Outcome]:
+    def call(self, handler: str, messages: Mapping[int, Message], t: int, average: Average | None = None) -> Answers:
         """Run the handler of this name on every client that has a message, in round `t`."""
         ...
 
@@ -207,7 +341,7 @@ class Engine(Protocol):
         ...
 
     def states(self) -> dict[int, Tree]:
-        """The committed states of the clients, for the checkpoint."""
+        """The committed states of the clients, for the checkpoint; nothing where they stay with the clients."""
         ...
 
     def restore(self, states: Mapping[int, Tree]) -> None:
@@ -253,6 +387,8 @@ class Server:
         seed: Of the experiment.
         initial: The experiment's initial weights.
         model: A model for the server's own use, in no client's way.
+        sample: One sample of nothing, with the type and shape of the clients'.
+        min_replies: Good replies that a call to so many clients or more must have.
 
     Attributes:
         state: What the server keeps between rounds.
@@ -274,6 +410,8 @@ class Server:
         seed: int,
         initial: Weights,
         model: Callable[[Weights], nn.Module],
+        sample: Samples,
+        min_replies: int = 1,
     ) -> None:
         self.clients = clients
         self.classes = classes
@@ -281,6 +419,7 @@ class Server:
         self.participation = participation
         self.seed = seed
         self.initial = initial
+        self.sample = sample
         self.state = State()
         self.ledger = Ledger()
         self.costs = Costs()
@@ -289,7 +428,9 @@ class Server:
         self.warnings: list[str] = []
         self._engine = engine
         self._model = model
+        self._min_replies = min_replies
         self._round = 0
+        self._cohort_size = 0
 
     def begin(self, t: int) -> None:
         """Start the record of round `t`."""
@@ -298,7 +439,7 @@ class Server:
 
     def select(self, t: int) -> list[int]:
         """The cohort of round `t`: max(1, round(participation * clients)) clients, uniform, in ascending order."""
-        size = max(1, round(self.participation * self.clients))
+        size = self._cohort_size = max(1, round(self.participation * self.clients))
         if size >= self.clients:
             return list(range(self.clients))
         chosen = numpy_stream(self.seed, "cohort", t).choice(self.clients, size, replace=False)
@@ -322,7 +463,12 @@ class Server:
         self.notes.update(figures)
 
     def call(
-        self, cohort: Sequence[int], handler: BoundHandler, messages: Message | Mapping[int, Message]
+        self,
+        cohort: Sequence[int],
+        handler: BoundHandler,
+        messages: Message | Mapping[int, Message],
+        *,
+        check: Check | None = None,
     ) -> dict[int, Any]:
         """Send messages to clients, run a handler on each, and collect the replies.
 
@@ -330,71 +476,163 @@ class Server:
             cohort: Clients to call.
             handler: A method of the algorithm that is marked with `client_handler`.
             messages: One message for all, or one for each client of the cohort.
+            check: Raises a ValueError for a reply that makes no sense; such a one is left out too.
 
         Returns:
             The good replies by client, in ascending order. A reply that failed or holds a NaN or an infinity is left out,
             reported in `lost`, and can be asked for again in a later round.
 
         Raises:
-            ContractError: Where the algorithm broke the contract.
-            FedfillError: Where no reply is left.
+            ContractError: Where the algorithm broke the contract, or a handler raised on every client.
+            FedfillError: Where too few replies are left.
         """
+        return self._call(cohort, handler, messages, None, check)[0]
+
+    def average(
+        self,
+        cohort: Sequence[int],
+        handler: BoundHandler,
+        messages: Message | Mapping[int, Message],
+        *,
+        of: Mapping[str, Weights],
+        by: str | None,
+        check: Check | None = None,
+    ) -> tuple[dict[int, Any], dict[str, Weights]]:
+        """Like `call`, for replies of which the server needs some fields only as a weighted mean.
+
+        Engines take the mean where the clients run, so that one model travels in the place of many. A real federation
+        counts, and sends, every client's own.
+
+        Args:
+            cohort: Clients to call.
+            handler: A method of the algorithm that is marked with `client_handler`.
+            messages: One message for all, or one for each client of the cohort.
+            of: The fields, each with tensors that have the names, types and shapes that every reply's must have.
+            by: The field with a reply's weight, such as ``"samples"``; None: all weigh the same.
+            check: Raises a ValueError for a reply that makes no sense; such a one is left out too.
+
+        Returns:
+            The good replies as from `call`, with None in these fields; and the mean of each field that a reply held.
+
+        Raises:
+            ContractError: Where the algorithm broke the contract, or a handler raised on every client.
+            FedfillError: Where too few replies are left.
+        """
+        spec = Average({name: shapes_of(tensors) for name, tensors in of.items()}, by)
+        replies, means = self._call(cohort, handler, messages, spec, check)
+        if not all(mean.weight > 0 for mean in means.values()):
+            raise ContractError(f"every reply to '{handler.__name__}' weighs nothing in '{by}'")
+        return replies, {name: mean.tensors for name, mean in means.items()}
+
+    def _call(
+        self,
+        cohort: Sequence[int],
+        handler: BoundHandler,
+        messages: Message | Mapping[int, Message],
+        average: Average | None,
+        check: Check | None,
+    ) -> tuple[dict[int, Any], Mapping[str, Mean]]:
         name = handler.__name__
         if not getattr(handler, "is_client_handler", False):
             raise ContractError(f"'{name}' is not marked with @client_handler")
         each = dict.fromkeys(cohort, messages) if isinstance(messages, Message) else {i: messages[i] for i in cohort}
         sizes: dict[int, int] = {}  # by identity: one message often goes to a whole cohort
         down = sum(sizes[id(m)] if id(m) in sizes else sizes.setdefault(id(m), tree.size(m)) for m in each.values())
-        outcomes = self._engine.call(name, each, self._round)
+        answers = self._engine.call(name, each, self._round, average)
 
+        averaging = Averaging(average, self.clients) if answers.means is None else None
         replies: dict[int, Any] = {}
         up = 0
         first: BaseException | None = None
         for i in sorted(each):
-            outcome = outcomes[i]
+            outcome = answers.outcomes[i]
             self.costs.fit_seconds += outcome.fit_seconds / min(self._engine.workers, len(each))
             self.costs.train_samples += outcome.train_samples
             if isinstance(outcome.error, ContractError | FedfillError):
                 raise outcome.error
-            if outcome.reply is None:
-                first = first or outcome.error
-                self._lose(i, name, f"{type(outcome.error).__name__}: {outcome.error}")
-                continue
-            up += tree.size(outcome.reply)
-            for what, release in self._releases(outcome):
-                self.ledger.add(i, what, release)
-            if tree.is_finite(outcome.reply):
+            if outcome.reply is not None:
+                up += outcome.size
+                for what, release in outcome.releases:
+                    self.ledger.add(i, what, release)
+                outcome = _checked(outcome, check)
+                if averaging is not None:
+                    outcome = averaging.add(i, outcome)
+            if outcome.error is None:
                 replies[i] = outcome.reply
-            else:
-                self._lose(i, name, "the reply holds a NaN or an infinity")
+                continue
+            if not isinstance(outcome.error, Lost):
+                first = first or outcome.error
+            self._lose(i, name, reason(outcome.error))
         leg = self.costs.legs.setdefault(name, [0, 0])
         leg[0] += down
         leg[1] += up
         self.costs.bytes_down += down
         self.costs.bytes_up += up
-        if each and not replies:
-            if first is not None:
-                raise ContractError(f"no client could run '{name}' in round {self._round + 1}") from first
+        if each and not replies and first is not None:
+            raise ContractError(f"no client could run '{name}' in round {self._round + 1}") from first
+        self._require(replies, each, name)
+        return replies, averaging.total() if averaging is not None else answers.means or {}
+
+    def _require(self, replies: Mapping[int, Any], asked: Mapping[int, Any], handler: str) -> None:
+        """A call to a part of the cohort may lose them all: the algorithm asks again in a later round."""
+        if len(asked) < self._cohort_size or len(replies) >= min(self._min_replies, len(asked)):
+            return
+        reasons = {loss["reason"] for loss in self.lost if loss["handler"] == handler}
+        if not replies and reasons == {NOT_FINITE}:
             raise FedfillError(
                 f"training diverged: in round {self._round + 1} every client's reply held a NaN or an infinity; "
                 "try a smaller learning_rate"
             )
-        return replies
+        raise FedfillError(
+            f"min_replies: in round {self._round + 1} {len(replies)} of {len(asked)} clients gave a good reply to '{handler}', "
+            f"but {self._min_replies} were needed ({'; '.join(sorted(reasons)[:3])}); finished rounds are kept, and 'fedfill resume' goes on from there"
+        )
 
     def _lose(self, client: int, handler: str, reason: str) -> None:
         self.lost.append({"client": client, "handler": handler, "reason": reason})
 
-    def _releases(self, outcome: Outcome) -> Iterator[tuple[str, Release]]:
-        reply = outcome.reply
-        kind = type(reply).__name__
-        unknown = outcome.releases.keys() - {item.name for item in fields(reply)}  # type: ignore[arg-type]
-        if unknown:
-            raise ContractError(f"a release is declared for '{min(unknown)}', which is no field of {kind}")
-        for item in fields(reply):  # type: ignore[arg-type]
-            if getattr(reply, item.name) is None and item.name not in outcome.releases:
-                continue
-            declared = outcome.releases.get(item.name) or reply.declared.get(item.name)  # type: ignore[union-attr]
-            yield f"{kind}.{item.name}", declared or UNDECLARED
+
+Check = Callable[[Any], None]
+"""Raises a ValueError that says why a reply makes no sense."""
+
+
+def _checked(outcome: Outcome, check: Check | None) -> Outcome:
+    if check is None or outcome.error is not None:
+        return outcome
+    try:
+        check(outcome.reply)
+    except ValueError as senseless:
+        return replace(outcome, error=Lost(str(senseless)))
+    return outcome
+
+
+def reason(error: BaseException) -> str:
+    """Why there is no good reply, for the record."""
+    return str(error) if isinstance(error, Lost | RemoteError) else f"{type(error).__name__}: {error}"
+
+
+def releases_of(reply: Message, declared: Mapping[str, Release]) -> Iterator[tuple[str, Release]]:
+    """What a reply gives away, field by field.
+
+    Args:
+        reply: The whole reply.
+        declared: What the handler declared for this reply; it comes before what the message's class declares.
+
+    Yields:
+        ``Kind.field`` and its release; a field that is empty and not declared by the handler gives nothing away.
+
+    Raises:
+        ContractError: Where something is declared that is no field.
+    """
+    kind = type(reply).__name__
+    unknown = declared.keys() - {item.name for item in fields(reply)}  # type: ignore[arg-type]
+    if unknown:
+        raise ContractError(f"a release is declared for '{min(unknown)}', which is no field of {kind}")
+    for item in fields(reply):  # type: ignore[arg-type]
+        if getattr(reply, item.name) is None and item.name not in declared:
+            continue
+        yield f"{kind}.{item.name}", declared.get(item.name) or reply.declared.get(item.name) or UNDECLARED
 
 
 UNDECLARED = unbounded("sent as it is")
+NOT_FINITE = "the reply holds a NaN or an infinity"

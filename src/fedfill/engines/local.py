@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import os
-import time
 from collections import deque
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from fedfill import tree
 from fedfill.data.federation import Federation
 from fedfill.data.samples import Samples
-from fedfill.engines.allocator import keep_freed_memory
-from fedfill.engines.contract import Client, Message, Outcome, State
-from fedfill.errors import ContractError, FedfillError
-from fedfill.streams import torch_stream
+from fedfill.engines.contract import Answers, Average, Averaging, Message, Outcome
+from fedfill.engines.host import Host, make_resident
+from fedfill.errors import FedfillError
+from fedfill.training.aggregation import group_of
 from fedfill.training.evaluation import CHUNK, Evaluation, Scored, score, summarise
-from fedfill.training.local import Fit, Fitted, Interrupted, LocalTraining, Resident, fit, make_optimizer
+from fedfill.training.local import Resident
 from fedfill.tree import Tree, Weights
 
 
@@ -56,16 +55,6 @@ def processors() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def prefers_channels_last(model: nn.Module) -> bool:
-    """Whether convolutions should run in the channels-last layout.
-
-    It is about 1.6 times faster for plain convolutional networks on CPUs, and slower where PReLU layers stand between the
-    convolutions. The rule looks at the model alone: a choice by timing would change bits from run to run.
-    """
-    layers = list(model.modules())
-    return any(isinstance(m, nn.Conv2d) for m in layers) and not any(isinstance(m, nn.PReLU) for m in layers)
-
-
 class LocalEngine:
     """Runs every client in this process.
 
@@ -77,6 +66,7 @@ class LocalEngine:
         seed: Of the experiment.
         device: Where data and models live.
         workers: Threads over clients, each with its own model; None: one for each processor, one on a GPU.
+        timeout: Seconds that a client has for one call; None: as long as it takes.
     """
 
     def __init__(
@@ -89,62 +79,67 @@ class LocalEngine:
         seed: int,
         device: torch.device,
         workers: int | None = None,
+        timeout: float | None = None,
     ) -> None:
         self.device = device
         self.workers = workers or (processors() if device.type == "cpu" else 1)
-        if device.type == "cpu":
-            keep_freed_memory()
         # one torch thread for each worker: faster than threads inside operations, and the same bits for any number
         self._threads_before = torch.get_num_threads()
         torch.set_num_threads(1)
-        channels_last = prefers_channels_last(template)
-        self._residents = [Resident(template, device, channels_last) for _ in range(self.workers)]
+        self._residents = [make_resident(template, device) for _ in range(self.workers)]
         self._pool = ThreadPoolExecutor(self.workers, "fedfill", initializer=torch.set_num_threads, initargs=(1,))
-        # the first optimizer of a process imports a good second's worth of torch: that is start-up and not a round
-        make_optimizer([nn.Parameter(torch.zeros(1))], LocalTraining())
-        self._program = program
         self._classes = federation.classes
         self._data = [client.train.to(device) for client in federation.clients]
         self._test = federation.test.to(device)
         own = [client.test for client in federation.clients]
         self._own = Samples(torch.cat([s.inputs for s in own]), torch.cat([s.labels for s in own])).to(device)
         self._owners = torch.repeat_interleave(torch.arange(len(own)), torch.tensor([len(s) for s in own])).to(device)
-        self._initial = tree.clone(tree.to(initial, device))
-        self._seed = seed
-        self._states: dict[int, dict[str, Tree]] = {}
+        self._host = Host(
+            program, classes=federation.classes, initial=initial, seed=seed, device=device, timeout=timeout
+        )
+        self._states: dict[int, Tree] = {}
 
-    def call(self, handler: str, messages: Mapping[int, Message], t: int) -> Mapping[int, Outcome]:
+    def call(self, handler: str, messages: Mapping[int, Message], t: int, average: Average | None = None) -> Answers:
         """Run a handler on every client that has a message.
 
         Args:
             handler: Name of a method of the algorithm.
             messages: By client.
             t: The round.
+            average: Which fields of the replies to average.
 
         Returns:
-            An outcome for every client, in no particular order.
+            An outcome for every client, and the means.
 
         Raises:
             ContractError: Where a handler wrote into the initial weights.
         """
-        function = getattr(self._program, handler)
-        # the largest clients first, so that no worker is left with a long one at the end
-        queue = deque(sorted(messages, key=lambda i: (-len(self._data[i]), i)))
+        groups: dict[int, list[int]] = {}
+        for i in sorted(messages):
+            groups.setdefault(group_of(i, len(self._data)), []).append(i)
+        # the largest groups first, so that no worker is left with a long one at the end
+        sizes = {group: sum(len(self._data[i]) for i in members) for group, members in groups.items()}
+        queue = deque(sorted(groups, key=lambda group: (-sizes[group], group)))
         outcomes: dict[int, Outcome] = {}
-        initial = tree.Unchanged(self._initial)
+        averaging = Averaging(average, len(self._data))
 
         def work(resident: Resident) -> None:
             while queue:
                 try:
-                    i = queue.popleft()
+                    group = queue.popleft()
                 except IndexError:
                     return
-                outcomes[i] = self._serve(resident, function, i, messages[i], t)
+                for i in groups[group]:
+                    outcome, state = self._host.serve(
+                        resident, handler, i, self._data[i], self._states.get(i), messages[i], t
+                    )
+                    if state:
+                        self._states[i] = state
+                    outcomes[i] = averaging.add(i, outcome)
 
-        self._run(work, queue, len(messages))
-        if not initial.holds():
-            raise ContractError(f"'{handler}' wrote into the initial weights; make a copy first")
-        return outcomes
+        self._run(work, queue, len(groups))
+        self._host.check(handler)
+        return Answers(outcomes, averaging.total())
 
     def evaluate(self, weights: Weights) -> Evaluation:
         """Score weights on the test set and on the clients' own test splits.
@@ -211,90 +206,3 @@ class LocalEngine:
             raise
         for future in futures:
             future.result()
-
-    def _serve(self, resident: Resident, function: Callable[..., Any], i: int, message: Message, t: int) -> Outcome:
-        """Run one handler: on its own containers, with the state committed only if it returns and kept the rules."""
-        message = tree.copy(message)
-        state = State(tree.copy(self._states.get(i) or self._program.client_state()))
-        given = (message, self._data[i].inputs, self._data[i].labels)
-        untouched = tree.Unchanged((given, state.tree()))
-        client = Client(
-            id=i,
-            round=t,
-            data=self._data[i],
-            classes=self._classes,
-            state=state,
-            initial=self._initial,
-            seed=self._seed,
-            resident=resident.load,
-        )
-        fits = _Fits(resident, (self._seed, t, i), self.device)
-        reply, error = None, None
-        try:
-            reply = _drive(function(client, message), fits)
-        except Interrupted:
-            raise
-        except Exception as raised:  # an error is a reply; its traceback stays attached
-            error = raised
-        try:
-            if not untouched.holds():
-                raise ContractError("wrote into a received message, its data or a stored tensor; make a copy first")
-            if error is not None:
-                return Outcome(error=error, fit_seconds=fits.seconds, train_samples=fits.samples)
-            if not isinstance(reply, Message):
-                raise ContractError(f"returned a {type(reply).__name__} in place of a Message")
-            # neither a reply nor a state shares memory with what others hold, or with the worker's model
-            others = (given, self._initial, resident.tensors)
-            reply = _unshared(reply, (others, state.tree()))
-            values = _unshared(state.tree(), (others, reply))
-        except (ContractError, TypeError) as broken:
-            return Outcome(error=ContractError(f"'{function.__name__}' {broken}"))
-        if values:
-            self._states[i] = values
-        return Outcome(reply, None, client.releases, fits.seconds, fits.samples)
-
-
-class _Fits:
-    """The local trainings of one call of a handler."""
-
-    def __init__(self, resident: Resident, stream: tuple[int, int, int], device: torch.device) -> None:
-        self.seconds, self.samples, self._done = 0.0, 0, 0
-        self._resident, self._stream, self._device = resident, stream, device
-
-    def __call__(self, request: Fit) -> Fitted:
-        seed, t, i = self._stream
-        start = time.perf_counter()
-        fitted = fit(self._resident, request, torch_stream(seed, "fit", t, i, self._done, device=self._device))
-        self._done += 1
-        self.seconds += time.perf_counter() - start
-        self.samples += fitted.samples
-        return fitted
-
-
-def _drive(handling: Coroutine[Fit, Fitted, Any], fits: _Fits) -> Any:
-    """Run a handler to its end, training whenever it waits; an error of the training is raised inside it."""
-    try:
-        request = handling.send(None)  # type: ignore[arg-type]  # a coroutine's first value is None
-        while True:
-            try:
-                fitted = fits(request)
-            except Exception as error:
-                request = handling.throw(error)
-            else:
-                request = handling.send(fitted)
-    except StopIteration as stop:
-        return stop.value
-    finally:
-        handling.close()
-
-
-def _unshared(kept: Tree, others: Tree) -> Tree:
-    """The tree with copies in the place of tensors whose memory belongs to `others`."""
-    if all(False for _ in tree.tensors(kept)):
-        return tree.copy(kept)
-    theirs = {_place(tensor) for tensor in tree.tensors(others)}
-    return tree.map_tensors(kept, lambda x: x.detach().clone() if _place(x) in theirs else x.detach())
-
-
-def _place(tensor: Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()

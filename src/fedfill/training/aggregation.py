@@ -4,43 +4,105 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from dataclasses import dataclass
 
-import torch
+from fedfill.tree import Record, Weights
 
-from fedfill.tree import Weights
+GROUPS = 64
+"""Into how many groups clients are divided at the most, whatever runs them."""
+
+
+def group_of(client: int, clients: int) -> int:
+    """The group of a client: consecutive numbers share one, and up to `GROUPS` clients have one each.
+
+    Means are taken within a group first and then over the groups, both in ascending order. So a worker that serves whole
+    groups can send one mean in the place of many models, and no bit depends on how many workers there are.
+
+    Args:
+        client: 0..clients-1.
+        clients: How many there are in the federation.
+
+    Returns:
+        0..min(clients, GROUPS)-1.
+    """
+    return client * min(clients, GROUPS) // clients
+
+
+@dataclass
+class Mean(Record):
+    """A weighted mean that can be extended.
+
+    Floating-point tensors, running statistics of normalisation layers among them, are averaged. Integer tensors, such as
+    batch counters, can't be: they are copied from the update with the largest weight, the first of them on a tie.
+
+    Attributes:
+        tensors: By name; never written to where they may belong to someone else (see `owned`).
+        weight: Of all updates together.
+        largest: Weight of the heaviest of them.
+        owned: Whether `tensors` may be written to.
+    """
+
+    tensors: Weights
+    weight: float
+    largest: float
+    owned: bool = False
+
+    def add(self, other: Mean) -> None:
+        """Extend the mean by another's updates, in place.
+
+        The running form m + (x - m) v / (w + v) leaves one update, and equal ones, exactly as they were.
+
+        Args:
+            other: The mean of other updates.
+
+        Raises:
+            ValueError: Where names or shapes differ.
+        """
+        if other.tensors.keys() != self.tensors.keys():
+            raise ValueError("weighted_mean needs updates with the same names")
+        for name, tensor in self.tensors.items():
+            if tensor.shape != other.tensors[name].shape:
+                raise ValueError(f"weighted_mean needs updates with the same shapes, and those of '{name}' differ")
+        if not other.weight:
+            return
+        if not self.owned:
+            self.tensors = {name: tensor.clone() for name, tensor in self.tensors.items()}
+            self.owned = True
+        share = other.weight / (self.weight + other.weight)
+        for name, tensor in self.tensors.items():
+            if tensor.is_floating_point():
+                tensor.lerp_(other.tensors[name].to(tensor.dtype), share)
+            elif other.largest > self.largest:
+                tensor.copy_(other.tensors[name])
+        self.weight += other.weight
+        self.largest = max(self.largest, other.largest)
+
+
+def mean_of(means: Iterable[Mean]) -> Mean | None:
+    """The mean of all updates behind some means, taken in the order given; None where there are none."""
+    total: Mean | None = None
+    for mean in means:
+        if total is None:
+            total = Mean(mean.tensors, mean.weight, mean.largest, mean.owned)
+        else:
+            total.add(mean)
+    return total
 
 
 def weighted_mean(updates: Iterable[tuple[Weights, float]]) -> Weights:
-    """The weighted mean of the clients' tensors (McMahan et al. 2017, algorithm 1), summed in the order given.
-
-    Floating-point tensors, running statistics of normalisation layers among them, are averaged with weights that are
-    normalised over the updates at hand. Integer tensors, such as batch counters, can't be averaged: they are copied from
-    the update with the largest weight, the first of them on a tie.
+    """The weighted mean of the clients' tensors (McMahan et al. 2017, algorithm 1), taken in the order given.
 
     Args:
         updates: Pairs of tensors by name and a weight >= 0, at least one of them positive; callers pass client order.
 
     Returns:
-        New tensors under the same names.
+        New tensors under the same names; see `Mean` for those that hold integers.
 
     Raises:
         ValueError: Where there is no update, a weight is negative or not finite or all are zero, or names or shapes differ.
     """
-    pairs = list(updates)
-    total = float(sum(weight for _, weight in pairs))
-    if not pairs or not 0 < total < math.inf or any(weight < 0 for _, weight in pairs):
+    means = [Mean(weights, float(weight), float(weight)) for weights, weight in updates]
+    total = mean_of(means) if all(mean.weight >= 0 for mean in means) else None
+    if total is None or not 0 < total.weight < math.inf:
         raise ValueError("weighted_mean needs at least one update, weights >= 0 and a positive sum")
-    largest, _ = max(pairs, key=lambda pair: pair[1])
-    mean = {
-        name: torch.zeros_like(tensor) if tensor.is_floating_point() else tensor.clone()
-        for name, tensor in largest.items()
-    }
-    for weights, weight in pairs:
-        if weights.keys() != mean.keys():
-            raise ValueError("weighted_mean needs updates with the same names")
-        for name, tensor in weights.items():
-            if tensor.shape != mean[name].shape:
-                raise ValueError(f"weighted_mean needs updates with the same shapes, and those of '{name}' differ")
-            if tensor.is_floating_point():
-                mean[name].add_(tensor, alpha=weight / total)
-    return mean
+    return total.tensors if total.owned else {name: tensor.clone() for name, tensor in total.tensors.items()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
@@ -111,6 +112,7 @@ class Resident:
         model: The model.
         tensors: Its parameters and buffers by name.
         stop: Set from another thread to end a running `fit` at its next mini-batch.
+        deadline: When, by `time.monotonic`, a running `fit` ends at its next mini-batch.
     """
 
     def __init__(self, template: nn.Module, device: torch.device, channels_last: bool) -> None:
@@ -120,6 +122,7 @@ class Resident:
             self.model = self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.tensors: Weights = self.model.state_dict(keep_vars=False)
         self.stop = False
+        self.deadline = float("inf")
 
     def load(self, weights: Weights) -> nn.Module:
         """Copy `weights` into the model and poison what they leave out with NaN.
@@ -196,6 +199,7 @@ def fit(resident: Resident, request: Fit, generator: torch.Generator) -> Fitted:
     Raises:
         ValueError: Where `samples_per_epoch` is below 1, or there is nothing to train.
         Interrupted: Where the worker was told to stop.
+        TimeoutError: Where the deadline passed.
     """
     model = resident.load(request.weights)
     model.train()
@@ -223,6 +227,8 @@ def fit(resident: Resident, request: Fit, generator: torch.Generator) -> Fitted:
         for index in schedule():
             if resident.stop:
                 raise Interrupted
+            if time.monotonic() > resident.deadline:
+                raise TimeoutError("the time for this call is over")
             if steps == training.steps:
                 break
             batch = Batch(resident.inputs(request.data, index), request.data.labels[index])
