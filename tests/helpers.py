@@ -95,6 +95,7 @@ class ScriptedEngine:
     """Clients that answer by a script: handler name -> function (client, message, round) -> reply."""
 
     workers = 1
+    evaluation = None
 
     def __init__(self) -> None:
         self.script: dict[str, Callable[[int, Any, int], Message]] = {}

@@ -268,16 +268,17 @@ def partition(
 
 @app.command("list")
 def list_names(
-    what: Annotated[str, typer.Argument(help="algorithms, datasets, partitions, models or settings")],
+    what: Annotated[str, typer.Argument(help="algorithms, datasets, partitions, models, engines or settings")],
     algorithm: Annotated[str | None, typer.Argument(help="With settings: whose.")] = None,
 ) -> None:
-    """List algorithms, datasets, partitions, models or settings."""
+    """List algorithms, datasets, engines, models and the like."""
     with sentences():
         kinds: dict[str, Callable[[], list[tuple[str, ...]]]] = {
             "algorithms": _algorithms,
             "datasets": _datasets,
             "partitions": _partitions,
             "models": _models,
+            "engines": _engines,
             "settings": lambda: _settings(algorithm),
         }
         if what not in kinds:
@@ -313,6 +314,12 @@ def _partitions() -> list[tuple[str, ...]]:
 
 def _models() -> list[tuple[str, ...]]:
     from fedfill.models.networks import NAMES
+
+    return list(NAMES.items())
+
+
+def _engines() -> list[tuple[str, ...]]:
+    from fedfill.engines import NAMES
 
     return list(NAMES.items())
 

@@ -14,7 +14,8 @@ from torch import nn
 
 from fedfill.algorithms import find
 from fedfill.errors import FedfillError
-from fedfill.loop import OnRound, Prepared, Result, execute
+from fedfill.experiment import launch
+from fedfill.loop import OnRound, Prepared, Result
 from fedfill.preparation import arrange
 from fedfill.runs.directory import RunDirectory, write_atomically
 from fedfill.settings import Experiment, split_settings
@@ -140,7 +141,7 @@ def compare(
     for seed in seeds:
         for label, name, own in variants:
             follow = on_run(label, seed) if on_run else None
-            results[label].append(execute(arranged(name, own, seed), _folder(out, label, seed), follow))
+            results[label].append(launch(arranged(name, own, seed), _folder(out, label, seed), follow))
     rows = tuple(Row(label, tuple(results[label])) for label in algorithms)
     write_atomically(Path(out) / "comparison.csv", _csv(rows).encode())
     return Comparison(rows, tuple(seeds), Path(out))

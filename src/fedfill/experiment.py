@@ -9,8 +9,9 @@ from torch import nn
 
 from fedfill import __version__
 from fedfill.algorithms import Algorithm
+from fedfill.deployment.rehearsal import rehearse, resubmit
 from fedfill.errors import FedfillError
-from fedfill.loop import OnRound, Result, execute
+from fedfill.loop import INCIDENTAL, OnRound, Prepared, Result, execute
 from fedfill.preparation import arrange, default_directory, prepare
 from fedfill.runs.directory import RunDirectory
 from fedfill.settings import Experiment, checked
@@ -46,7 +47,26 @@ def run(
         FedfillError: Where anything that was given is not allowed.
     """
     prepared = arrange(algorithm, data=data, partition=partition, model=model, **options)
-    return execute(prepared, Path(out) if out is not None else default_directory(prepared), on_round)
+    return launch(prepared, Path(out) if out is not None else default_directory(prepared), on_round)
+
+
+def launch(prepared: Prepared, path: Path, on_round: OnRound | None = None) -> Result:
+    """Run an experiment on the engine that it names.
+
+    Args:
+        prepared: What to run.
+        path: The run directory.
+        on_round: Called after each round.
+
+    Returns:
+        The finished run.
+
+    Raises:
+        FedfillError: Where the folder can't be used or the run fails.
+    """
+    if prepared.experiment.engine == "flower":
+        return rehearse(prepared, path, on_round)
+    return execute(prepared, path, on_round)
 
 
 def resume(
@@ -60,6 +80,7 @@ def resume(
     workers: int | None = None,
     device: str | None = None,
     data_dir: str | Path | None = None,
+    **changes: Any,
 ) -> Result:
     """Continue a run that was stopped or killed; it ends with the same bits as one that was not.
 
@@ -73,6 +94,8 @@ def resume(
         workers: Another number of threads than before.
         device: Another device than before.
         data_dir: Another folder with the same data.
+        **changes: Further options that change no result: ``min_replies``, ``reply_timeout``, ``ray_address``,
+            ``gpus_per_worker``.
 
     Returns:
         The finished run.
@@ -81,14 +104,19 @@ def resume(
         FedfillError: Where the folder holds no run, or the data or the model are not the same.
     """
     folder = RunDirectory(Path(directory))
+    if (folder.path / "deployment.toml").exists():
+        return resubmit(folder.path, on_round)
     document = folder.read_experiment()
     digest, version = document.pop("digest", ""), document.pop("version", "")
     if version != __version__:
         raise FedfillError(f"resume: {directory} was started with fedfill {version}, and this is {__version__}")
-    changes = {"workers": workers, "device": device, "data_dir": str(data_dir) if data_dir is not None else None}
+    unknown = changes.keys() - INCIDENTAL
+    if unknown:
+        raise FedfillError(f"resume: '{min(unknown)}' can't be changed; allowed: {', '.join(sorted(INCIDENTAL))}")
+    changes |= {"workers": workers, "device": device, "data_dir": str(data_dir) if data_dir is not None else None}
     document |= {key: value for key, value in changes.items() if value is not None}
     experiment = checked(Experiment, document, "option")
     prepared = prepare(experiment, data=data, partition=partition, model=model, algorithm=algorithm)
     if prepared.digest != digest:
         raise FedfillError(f"resume: data, model or settings are not the ones that {directory} was started with")
-    return execute(prepared, folder.path, on_round)
+    return launch(prepared, folder.path, on_round)

@@ -23,7 +23,7 @@ from fedfill import __version__, tree
 from fedfill.algorithms import Algorithm
 from fedfill.data.federation import Federation
 from fedfill.data.samples import Samples
-from fedfill.engines.contract import Costs, Server, State
+from fedfill.engines.contract import Costs, Engine, Server, State
 from fedfill.engines.local import LocalEngine, choose_device
 from fedfill.errors import FedfillError
 from fedfill.privacy.ledger import Ledger
@@ -34,9 +34,12 @@ from fedfill.tree import Weights
 OnRound = Callable[[dict[str, Any], int], None]
 """Called after each round with its record and the number of rounds of the run."""
 
+Connect = Callable[["Prepared", torch.device], Engine]
+"""Makes the engine of a run."""
 
-# what may differ between two runs of the same experiment
-_INCIDENTAL = {"data_dir", "device", "workers", "ray_address", "gpus_per_worker", "min_replies", "reply_timeout"}
+
+INCIDENTAL = {"data_dir", "device", "workers", "ray_address", "gpus_per_worker", "min_replies", "reply_timeout"}
+"""What may differ between two runs of the same experiment."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +63,7 @@ class Prepared:
     @functools.cached_property
     def digest(self) -> str:
         """Identifies the experiment: version, settings, data, initial weights and code of the user's own, but not where it runs."""
-        settings = {k: v for k, v in self.experiment.model_dump().items() if k not in _INCIDENTAL}
+        settings = {k: v for k, v in self.experiment.model_dump().items() if k not in INCIDENTAL}
         code = [repr(self.model), *_programs(type(self.algorithm), *(type(m) for m in self.model.modules()))]
         identity = [__version__, settings, self.federation.fingerprint, tree.sha256(self.initial), code]
         return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
@@ -117,13 +120,41 @@ class Result:
         return self.resumed_after == len(self.rounds)
 
 
-def execute(prepared: Prepared, path: Path, on_round: OnRound | None = None) -> Result:
+def make_engine(prepared: Prepared, device: torch.device) -> Engine:
+    """The engine that an experiment names, for a simulation on this machine or a cluster.
+
+    Args:
+        prepared: What to run.
+        device: Where data and models live.
+
+    Returns:
+        The engine, ready for the first call.
+
+    Raises:
+        FedfillError: Where it can't be started.
+    """
+    experiment = prepared.experiment
+    parts = (prepared.algorithm, prepared.federation, prepared.model, prepared.initial)
+    if experiment.engine == "ray":
+        from fedfill.engines.ray import RayEngine  # here: it needs an extra
+
+        return RayEngine(
+            *parts, seed=experiment.seed, device=device, workers=experiment.workers, timeout=experiment.reply_timeout,
+            address=experiment.ray_address, gpus_per_worker=experiment.gpus_per_worker,
+        )  # fmt: skip
+    return LocalEngine(
+        *parts, seed=experiment.seed, device=device, workers=experiment.workers, timeout=experiment.reply_timeout
+    )
+
+
+def execute(prepared: Prepared, path: Path, on_round: OnRound | None = None, connect: Connect = make_engine) -> Result:
     """Run an experiment in a folder, from its last checkpoint where there is one.
 
     Args:
         prepared: What to run.
         path: The run directory.
         on_round: Called after each round.
+        connect: Makes the engine.
 
     Returns:
         The finished run; one that was finished before is read and not run again.
@@ -133,17 +164,17 @@ def execute(prepared: Prepared, path: Path, on_round: OnRound | None = None) -> 
     """
     device = choose_device(prepared.experiment.device)
     directory = RunDirectory(path)
-    directory.open(_document(prepared.experiment), prepared.digest)
+    directory.open(document_of(prepared.experiment), prepared.digest)
     try:
         summary = directory.summary()
         if summary is not None:
-            return _recorded(prepared, directory, summary)
-        return _loop(prepared, directory, device, on_round)
+            return recorded(prepared, directory, summary)
+        return _loop(prepared, directory, device, on_round, connect)
     finally:
         directory.close()
 
 
-def _document(experiment: Experiment) -> dict[str, Any]:
+def document_of(experiment: Experiment) -> dict[str, Any]:
     """What ``experiment.toml`` holds. TOML has no null: an empty setting is the word that `checked` reads as one."""
     document = {key: value for key, value in experiment.model_dump().items() if value is not None}
     for table in ("settings", "model_settings"):
@@ -151,7 +182,20 @@ def _document(experiment: Experiment) -> dict[str, Any]:
     return {"version": __version__, **document}
 
 
-def _recorded(prepared: Prepared, directory: RunDirectory, summary: dict[str, Any]) -> Result:
+def recorded(prepared: Prepared, directory: RunDirectory, summary: dict[str, Any]) -> Result:
+    """A finished run as its folder holds it.
+
+    Args:
+        prepared: What was run.
+        directory: Where it lies.
+        summary: The document of ``summary.json``.
+
+    Returns:
+        The run.
+
+    Raises:
+        FedfillError: Where summary and checkpoint don't belong together.
+    """
     checkpoint, rounds = _checkpoint(prepared, directory), prepared.experiment.rounds
     if (
         checkpoint is None
@@ -164,12 +208,11 @@ def _recorded(prepared: Prepared, directory: RunDirectory, summary: dict[str, An
     return Result(directory.path, summary, directory.cut_rounds(rounds), checkpoint["weights"], rounds)
 
 
-def _loop(prepared: Prepared, directory: RunDirectory, device: torch.device, on_round: OnRound | None) -> Result:
+def _loop(
+    prepared: Prepared, directory: RunDirectory, device: torch.device, on_round: OnRound | None, connect: Connect
+) -> Result:
     experiment, algorithm, federation = prepared.experiment, prepared.algorithm, prepared.federation
-    engine = LocalEngine(
-        algorithm, federation, prepared.model, prepared.initial,
-        seed=experiment.seed, device=device, workers=experiment.workers, timeout=experiment.reply_timeout,
-    )  # fmt: skip
+    engine = connect(prepared, device)
     try:
         spare = copy.deepcopy(prepared.model).to(device)
 
@@ -192,9 +235,8 @@ def _loop(prepared: Prepared, directory: RunDirectory, device: torch.device, on_
         server.state = State(algorithm.server_state(server.initial))
         done, seconds = _restore(prepared, directory, server, engine, device)
         records = directory.cut_rounds(done)
-        directory.write(
-            "partition.json", to_json({"class_names": federation.class_names, "clients": federation.counts})
-        )
+        counts = federation.counts if any(map(any, federation.counts)) else None  # None: they stay with the clients
+        directory.write("partition.json", to_json({"class_names": federation.class_names, "clients": counts}))
 
         for t in range(done, experiment.rounds):
             start = time.perf_counter()
@@ -203,6 +245,10 @@ def _loop(prepared: Prepared, directory: RunDirectory, device: torch.device, on_
             algorithm.round(server, t)
             weights = algorithm.global_weights(server)
             evaluation = engine.evaluate(weights)
+            if engine.evaluation is not None:
+                for i, accuracy in enumerate(evaluation.accuracy_by_client):
+                    if accuracy is not None:
+                        server.ledger.add(i, "evaluation", engine.evaluation)
             if not math.isfinite(evaluation.loss):
                 raise FedfillError(
                     f"training diverged: after round {t + 1} the loss on the test set is {evaluation.loss}; try a smaller learning_rate"
@@ -286,7 +332,7 @@ def _checkpoint(prepared: Prepared, directory: RunDirectory) -> dict[str, Any] |
 
 
 def _restore(
-    prepared: Prepared, directory: RunDirectory, server: Server, engine: LocalEngine, device: torch.device
+    prepared: Prepared, directory: RunDirectory, server: Server, engine: Engine, device: torch.device
 ) -> tuple[int, float]:
     checkpoint = _checkpoint(prepared, directory)
     if checkpoint is None:

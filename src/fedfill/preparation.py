@@ -13,7 +13,8 @@ from torch import nn
 from fedfill.algorithms import Algorithm, find
 from fedfill.data.federation import Federation, federate
 from fedfill.data.samples import normalise
-from fedfill.errors import FedfillError, did_you_mean
+from fedfill.engines import require
+from fedfill.errors import FedfillError
 from fedfill.loop import Prepared
 from fedfill.models.layers import with_streams
 from fedfill.models.networks import ModelSettings, build
@@ -27,7 +28,7 @@ PYTHON = "python"
 
 def prepare(
     experiment: Experiment, *, data: Any = None, partition: Any = None, model: nn.Module | None = None,
-    algorithm: type[Algorithm] | None = None,
+    algorithm: type[Algorithm] | None = None, federation: Federation | None = None,
 ) -> Prepared:  # fmt: skip
     """Load the data, divide it, build the network and check that everything fits together.
 
@@ -37,6 +38,7 @@ def prepare(
         partition: A partitioner object in place of the experiment's words.
         model: A module in place of the experiment's name.
         algorithm: A class in place of the experiment's name.
+        federation: The data, divided; None: as the experiment says.
 
     Returns:
         All parts, nothing written.
@@ -50,24 +52,29 @@ def prepare(
         ("partition", experiment.partition, partition),
         ("model", experiment.model, model),
     ):
-        if given is None and word.split(":")[0] == PYTHON:
+        if given is None and word.split(":")[0] == PYTHON and (federation is None or what == "model"):
             raise FedfillError(
                 f"{what}: this experiment's {what} came from Python; give the same again to fedfill.resume or fedfill.run there"
             )
-    if experiment.engine != "local":
-        raise FedfillError(f"engine: unknown name '{experiment.engine}'; {did_you_mean(experiment.engine, ['local'])}")
+    require(experiment.engine)
+    cohort = max(1, round(experiment.participation * (experiment.clients or experiment.min_replies)))
+    if experiment.min_replies > cohort:
+        raise FedfillError(
+            f"min_replies: found {experiment.min_replies}; allowed: at most the clients in a round, which are {cohort}"
+        )
     own, models = dict(experiment.settings), dict(experiment.model_settings)
     settings = checked(kind, {**kind.presets.get(experiment.data, {}), **own})
     model_settings = checked(ModelSettings, models, "model setting")
-    federation = federate(
-        experiment.data if data is None else data,
-        data_dir=Path(experiment.data_dir) if experiment.data_dir else None,
-        fraction=experiment.data_fraction,
-        partition=experiment.partition if partition is None else partition,
-        clients=experiment.clients,
-        seed=experiment.seed,
-        client_test=experiment.client_test,
-    )
+    if federation is None:
+        federation = federate(
+            experiment.data if data is None else data,
+            data_dir=Path(experiment.data_dir) if experiment.data_dir else None,
+            fraction=experiment.data_fraction,
+            partition=experiment.partition if partition is None else partition,
+            clients=experiment.clients,
+            seed=experiment.seed,
+            client_test=experiment.client_test,
+        )
     if model is None:
         network: nn.Module = build(
             experiment.model,
@@ -87,9 +94,10 @@ def prepare(
             raise FedfillError(
                 f"model setting: found {', '.join(models)}; these go with the built-in networks, and the model is a module of your own"
             )
-        _require_fit(network, federation, settings.batch_size)
+        if any(len(client.train) for client in federation.clients):
+            _require_fit(network, federation, settings.batch_size)
     require_parts(network, kind.parts, kind.name)
-    settings = settings.resolved(rounds=experiment.rounds, model=network, inputs=federation.test.inputs[:1])
+    settings = settings.resolved(rounds=experiment.rounds, model=network, inputs=federation.sample.inputs)
     final = experiment.model_copy(
         update={
             "clients": len(federation.clients),

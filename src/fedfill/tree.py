@@ -8,6 +8,7 @@ bytes are safetensors with the structure as JSON in its header.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
 from collections.abc import Callable, Iterator
@@ -16,6 +17,7 @@ from typing import Any, ClassVar
 import safetensors
 import safetensors.torch
 import torch
+from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 
 Tree = Any
@@ -27,6 +29,12 @@ Weights = dict[str, Tensor]
 class Record:
     """Base of the frozen dataclasses that may travel in a message or lie in a state."""
 
+    __pydantic_config__: ClassVar[dict[str, Any]] = {
+        # for `validated`
+        "arbitrary_types_allowed": True,
+        "strict": True,
+        "revalidate_instances": "always",
+    }
     _kinds: ClassVar[dict[str, type[Record]]] = {}
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -235,6 +243,35 @@ def _decode(node: Any, store: dict[str, Tensor]) -> Tree:
     if kind not in Record._kinds:
         raise ValueError(f"these bytes hold a record of the unknown kind '{kind}'")
     return Record._kinds[kind](**{name: _decode(item, store) for name, item in node["fields"].items()})
+
+
+def validated(value: Tree, kind: Any) -> None:
+    """Make sure that a tree from elsewhere is a record of a kind, with fields of their types all the way down.
+
+    Args:
+        value: What arrived.
+        kind: A `Record` class; anything else, such as Any, lets everything pass.
+
+    Raises:
+        ValueError: Where it is not.
+    """
+    if not isinstance(kind, type) or not issubclass(kind, Record):
+        return
+    if type(value) is not kind:
+        raise ValueError(f"a {type(value).__name__} in place of a {kind.__name__}")
+    if not dataclasses.is_dataclass(kind):
+        return
+    try:
+        _validator(kind).validate_python(value)
+    except ValidationError as error:
+        first = error.errors(include_input=False, include_url=False)[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise ValueError(f"'{where}' of a {kind.__name__} is wrong: {first['msg']}") from None
+
+
+@functools.cache
+def _validator(kind: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
 
 
 def sha256(weights: Weights) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import os
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -115,7 +116,7 @@ def _load(name: str, data_dir: str | None, setting: str) -> Source:
         )
     folder = _folder(name, Path(data_dir)) if data_dir is not None else None
     if folder is not None:
-        return _from_folder(name, folder)
+        return from_folder(name, folder)
     if name in HUB:
         return _from_hub(name)
     local = [path.name for path in Path(data_dir).iterdir() if path.is_dir()] if data_dir is not None else []
@@ -205,7 +206,20 @@ def _folder(name: str, data_dir: Path) -> Path | None:
     return data_dir if find_layout(data_dir) else None
 
 
-def _from_folder(name: str, folder: Path) -> Source:
+def from_folder(name: str, folder: Path, one_of_many: bool = False) -> Source:
+    """A source from a folder of Parquet files or images.
+
+    Args:
+        name: What to call it.
+        folder: The folder.
+        one_of_many: Whether it holds the data of one client alone, which may lack classes and a test set.
+
+    Returns:
+        The source.
+
+    Raises:
+        FedfillError: Where it can't be read.
+    """
     where = f"data '{name}'"
     folder = descend(folder, where)
     layout = find_layout(folder)
@@ -224,7 +238,7 @@ def _from_folder(name: str, folder: Path) -> Source:
         test = read_images(folder / "test", train.names) if (folder / "test").is_dir() else None
     else:
         train, test = read_images(folder, None), None
-    return _source(name, where, train, test)
+    return _source(name, where, train, test, everyone=sys.maxsize if one_of_many else None)
 
 
 # ---- the Hugging Face Hub

@@ -328,9 +328,12 @@ class Engine(Protocol):
 
     Attributes:
         workers: How many clients it runs at a time.
+        evaluation: What the evaluation on the clients' own test splits releases about these; None in a simulation, whose
+            evaluation is an observer's and no part of the federation.
     """
 
     workers: int
+    evaluation: Release | None
 
     def call(self, handler: str, messages: Mapping[int, Message], t: int, average: Average | None = None) -> Answers:
         """Run the handler of this name on every client that has a message, in round `t`."""

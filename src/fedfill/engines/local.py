@@ -17,8 +17,9 @@ from fedfill.data.samples import Samples
 from fedfill.engines.contract import Answers, Average, Averaging, Message, Outcome
 from fedfill.engines.host import Host, make_resident
 from fedfill.errors import FedfillError
+from fedfill.privacy.ledger import Release
 from fedfill.training.aggregation import group_of
-from fedfill.training.evaluation import CHUNK, Evaluation, Scored, score, summarise
+from fedfill.training.evaluation import CHUNK, Evaluation, Scored, gather, score
 from fedfill.training.local import Resident
 from fedfill.tree import Tree, Weights
 
@@ -82,6 +83,7 @@ class LocalEngine:
         timeout: float | None = None,
     ) -> None:
         self.device = device
+        self.evaluation: Release | None = None
         self.workers = workers or (processors() if device.type == "cpu" else 1)
         # one torch thread for each worker: faster than threads inside operations, and the same bits for any number
         self._threads_before = torch.get_num_threads()
@@ -165,17 +167,7 @@ class LocalEngine:
 
         self._run(work, queue, len(chunks))
         ordered = [scored[k] for k in range(len(chunks))]
-        correct = torch.cat([part.correct for part in ordered])
-        losses = torch.cat([part.losses for part in ordered])
-        n = len(self._test)
-        return summarise(
-            Scored(correct[:n], losses[:n]),
-            self._test.labels,
-            self._classes,
-            Scored(correct[n:], losses[n:]),
-            self._owners,
-            len(self._data),
-        )
+        return gather(ordered, self._test.labels, self._classes, self._owners, len(self._data))
 
     def states(self) -> dict[int, Tree]:
         """The committed states of the clients that have one."""

@@ -22,8 +22,8 @@ from fedfill import tree
 from fedfill.errors import FedfillError
 from fedfill.tree import Tree
 
-_FILES = {"experiment.toml", "rounds.jsonl", "summary.json", "partition.json", ".lock"}
-_FOLDERS = {"checkpoint", "samples"}
+_FILES = {"experiment.toml", "deployment.toml", "rounds.jsonl", "summary.json", "partition.json", ".lock"}
+_FOLDERS = {"checkpoint", "samples", "deployment"}
 
 
 @contextmanager

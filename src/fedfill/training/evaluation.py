@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -78,12 +79,32 @@ def summarise(test: Scored, labels: Tensor, classes: int, own: Scored, owners: T
     return Evaluation(
         accuracy=float(test.correct.double().mean()),
         loss=float(test.losses.double().mean()),
-        accuracy_by_class=_shares(test.correct, labels, classes),
-        accuracy_by_client=_shares(own.correct, owners, clients),
+        accuracy_by_class=shares(test.correct, labels, classes),
+        accuracy_by_client=shares(own.correct, owners, clients),
     )
 
 
-def _shares(correct: Tensor, group: Tensor, groups: int) -> list[float | None]:
+def gather(scored: Sequence[Scored], labels: Tensor, classes: int, owners: Tensor, clients: int) -> Evaluation:
+    """Accuracies by class and by client from the outcomes of all chunks.
+
+    Args:
+        scored: Those of the test set in their order, then those of all clients' own test splits.
+        labels: Labels of the test set, ``[n]``.
+        classes: Number of classes.
+        owners: Whose sample each of the clients' is, ``[m]``.
+        clients: Number of clients.
+
+    Returns:
+        The shares, as plain numbers.
+    """
+    correct = torch.cat([part.correct for part in scored])
+    losses = torch.cat([part.losses for part in scored])
+    n = len(labels)
+    return summarise(Scored(correct[:n], losses[:n]), labels, classes, Scored(correct[n:], losses[n:]), owners, clients)
+
+
+def shares(correct: Tensor, group: Tensor, groups: int) -> list[float | None]:
+    """The share of recognised samples in each group, ``[n]`` bool and ``[n]`` numbers; None for an empty one."""
     hits = torch.bincount(group, weights=correct.double(), minlength=groups).tolist()
     sizes = torch.bincount(group, minlength=groups).tolist()
     return [hit / size if size else None for hit, size in zip(hits, sizes, strict=True)]

@@ -1,0 +1,207 @@
+"""Data of a deployment: what all parties agree on beforehand, and what one host holds, which never leaves it."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import safetensors.torch
+import torch
+from safetensors import SafetensorError
+
+from fedfill.data import sources
+from fedfill.data.federation import ClientData, Federation
+from fedfill.data.partitions import hold_out
+from fedfill.data.samples import Samples
+from fedfill.errors import FedfillError, did_you_mean
+from fedfill.streams import numpy_stream
+
+FORMATS = {
+    "parquet": "a folder with train*.parquet, and perhaps test*.parquet",
+    "images": "a folder with a folder of images for each class, or with train and test folders of these",
+    "safetensors": "a file with the tensors inputs and labels, and perhaps test_inputs and test_labels",
+}
+DTYPES = {"uint8": torch.uint8, "float32": torch.float32}
+
+
+@dataclass(frozen=True)
+class Task:
+    """What all parties of a deployment agree on; none of it comes from anyone's samples.
+
+    Attributes:
+        name: What to call the data.
+        clients: Number of hosts.
+        class_names: In the order of their indices.
+        shape: Of one sample's inputs, channels first.
+        dtype: ``uint8`` for images, ``float32`` for anything else.
+        fingerprint: Of the data of a rehearsal; empty in a deployment, where nobody sees them all.
+    """
+
+    name: str
+    clients: int
+    class_names: tuple[str, ...]
+    shape: tuple[int, ...]
+    dtype: str = "uint8"
+    fingerprint: str = ""
+
+    def __post_init__(self) -> None:
+        """Check what a person may have edited."""
+        if self.dtype not in DTYPES:
+            raise FedfillError(f"dtype: found '{self.dtype}'; allowed: {', '.join(DTYPES)}")
+        if not isinstance(self.clients, int) or self.clients < 1:
+            raise FedfillError(f"clients: found {self.clients!r}; allowed: a whole number of at least 1")
+        if len(set(self.class_names)) != len(self.class_names) or len(self.class_names) < 2:
+            raise FedfillError(f"class_names: found {list(self.class_names)}; allowed: two or more different names")
+        if not self.shape or not all(isinstance(n, int) and n > 0 for n in self.shape):
+            raise FedfillError(f"shape: found {list(self.shape)}; allowed: whole numbers such as [1, 28, 28]")
+
+    def document(self) -> dict[str, object]:
+        """The fields as TOML holds them."""
+        return asdict(self)
+
+    @classmethod
+    def of(cls, federation: Federation) -> Task:
+        """What a federation's parties would have agreed on."""
+        return cls(
+            federation.name,
+            len(federation.clients),
+            federation.class_names,
+            federation.shape,
+            str(federation.test.inputs.dtype).removeprefix("torch."),
+            federation.fingerprint,
+        )
+
+    @property
+    def nothing(self) -> Samples:
+        """No samples, of this task's type and shape."""
+        return Samples(torch.zeros(0, *self.shape, dtype=DTYPES[self.dtype]), torch.zeros(0, dtype=torch.int64))
+
+    def remote(self, test: Samples | None = None) -> Federation:
+        """The federation as a party sees it that holds nobody's data.
+
+        Args:
+            test: The server's test set, where it has one.
+
+        Returns:
+            A federation of clients without samples.
+        """
+        nobody = ClientData(self.nothing, self.nothing)
+        fingerprint = self.fingerprint or hashlib.sha256(repr(self).encode()).hexdigest()
+        everyone = (nobody,) * self.clients
+        return Federation(self.name, everyone, test or self.nothing, self.class_names, (), fingerprint)
+
+
+def load_host(
+    path: Path | str,
+    form: str,
+    task: Task,
+    *,
+    setting: str = "data",
+    client: int = 0,
+    share: float = 0.0,
+    seed: int = 0,
+) -> ClientData:
+    """What a host holds.
+
+    Args:
+        path: Folder or file.
+        form: One of `FORMATS`.
+        task: What all parties agreed on; the data's classes are found in it by name.
+        setting: What an error sentence names.
+        client: The host's number.
+        share: Share of each class that is kept as the host's own test split where the data bring none; with 0 they need
+            none, and what they bring is not used.
+        seed: Of the experiment.
+
+    Returns:
+        Training samples and the own test split.
+
+    Raises:
+        FedfillError: Where there is nothing, or it doesn't fit the task.
+    """
+    if form not in FORMATS:
+        raise FedfillError(f"format: found '{form}'; {did_you_mean(form, FORMATS)}")
+    place = Path(path).expanduser()
+    if not place.exists():
+        raise FedfillError(f"{setting}: there is no '{place}'; it should be {FORMATS[form]}")
+    if form == "safetensors":
+        train, test = _read_safetensors(place, task, setting)
+    else:
+        train, test = _read_folder(place, task, setting)
+    if not len(train):
+        raise FedfillError(f"{setting}: '{place}' holds no samples; a host needs at least one")
+    if test is not None or not share:
+        return ClientData(train, test if test is not None and share else task.nothing)
+    kept, held = hold_out(train.labels.numpy(), share, numpy_stream(seed, "client-test", client))
+    return ClientData(train[torch.from_numpy(kept)], train[torch.from_numpy(held)])
+
+
+def save_host(path: Path, data: ClientData) -> None:
+    """Write what `load_host` reads with the format ``safetensors``.
+
+    Args:
+        path: The file.
+        data: Samples; an own test split is written even where it is empty.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    safetensors.torch.save_file(
+        {
+            "inputs": data.train.inputs.contiguous(),
+            "labels": data.train.labels.contiguous(),
+            "test_inputs": data.test.inputs.contiguous(),
+            "test_labels": data.test.labels.contiguous(),
+        },
+        path,
+    )
+
+
+def _read_safetensors(path: Path, task: Task, setting: str) -> tuple[Samples, Samples | None]:
+    try:
+        tensors = safetensors.torch.load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise FedfillError(f"{setting}: '{path}' can't be read as safetensors ({error})") from error
+    parts: list[Samples | None] = []
+    for prefix in ("", "test_"):
+        inputs, labels = tensors.get(f"{prefix}inputs"), tensors.get(f"{prefix}labels")
+        if inputs is None and labels is None and prefix:
+            parts.append(None)
+            continue
+        if inputs is None or labels is None:
+            raise FedfillError(f"{setting}: '{path}' needs both {prefix}inputs and {prefix}labels")
+        if labels.dtype != torch.int64 or labels.dim() != 1 or len(labels) != len(inputs):
+            raise FedfillError(
+                f"{setting}: {prefix}labels in '{path}' are {labels.dtype} of shape {list(labels.shape)}; "
+                f"allowed: one int64 for each of the {len(inputs)} samples"
+            )
+        if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < len(task.class_names):
+            raise FedfillError(f"{setting}: {prefix}labels in '{path}' go beyond the {len(task.class_names)} classes")
+        parts.append(_fitting(Samples(inputs, labels), task, f"{setting}: '{path}'"))
+    train, test = parts
+    return train or task.nothing, test
+
+
+def _read_folder(path: Path, task: Task, setting: str) -> tuple[Samples, Samples | None]:
+    source = sources.from_folder(path.name, path, one_of_many=True)
+    unknown = [name for name in source.class_names if name not in task.class_names]
+    if unknown:
+        raise FedfillError(
+            f"{setting}: '{path}' has a class '{unknown[0]}'; {did_you_mean(unknown[0], task.class_names)}"
+        )
+    index = torch.tensor([task.class_names.index(name) for name in source.class_names])
+    train, test = (
+        _fitting(Samples(part.inputs, index[part.labels]), task, f"{setting}: '{path}'")
+        for part in (source.train, source.test)
+    )
+    # a fifth that was only held out for want of a test set goes back: the share is the experiment's
+    return (train, test) if source.note == sources.OWN else (train + test, None)
+
+
+def _fitting(samples: Samples, task: Task, where: str) -> Samples:
+    found, dtype = tuple(samples.inputs.shape[1:]), DTYPES[task.dtype]
+    if found != task.shape or samples.inputs.dtype != dtype:
+        raise FedfillError(
+            f"{where} holds {samples.inputs.dtype} samples of shape {list(found)}; "
+            f"this deployment's are {dtype} of shape {list(task.shape)}"
+        )
+    return samples

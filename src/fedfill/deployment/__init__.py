@@ -1,0 +1,1 @@
+"""A real Flower federation, put to work on this host."""

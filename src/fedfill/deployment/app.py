@@ -1,0 +1,160 @@
+"""The app folder of a deployment: what Flower ships to every party, and how to start each of them."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from fedfill.data.hosts import Task
+from fedfill.errors import FedfillError
+from fedfill.loop import document_of
+from fedfill.runs.directory import write_atomically, writing
+from fedfill.settings import Experiment
+
+PACKAGE = "federation"
+"""The folder in an app with its code and its two tables of settings."""
+
+_SIDE = '''"""{what} of this federation; Flower ships this folder to every party."""
+
+from pathlib import Path
+
+from fedfill.deployment.programs import {side}_app
+
+# A network or an algorithm of your own, the same at every party: {side}_app(..., model=Net(), algorithm=MyAlgorithm)
+app = {side}_app(Path(__file__).parent)
+'''
+
+
+def write_app(
+    folder: Path, experiment: Experiment, task: Task, *, name: str, server: Mapping[str, Any], readme: bool = True
+) -> None:
+    """Write an app that Flower can run.
+
+    Args:
+        folder: New or empty; an app of a rehearsal is written anew.
+        experiment: What to run, its settings resolved.
+        task: What all parties agreed on.
+        name: Of the app and of the connection to its SuperLink.
+        server: The server's settings, ``[tool.flwr.app.config]``.
+        readme: Whether to write the commands for people.
+
+    Raises:
+        FedfillError: Where the folder is not empty or can't be written.
+    """
+    with writing(folder):
+        if readme and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise FedfillError(f"deploy init: '{folder}' is not empty; choose a new folder")
+        shutil.rmtree(folder / PACKAGE, ignore_errors=True)
+    project = {
+        "project": {
+            "name": re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") or PACKAGE,
+            "version": "1.0.0",
+            "description": f"{experiment.algorithm} on {task.clients} hosts, with fedfill",
+            # fedfill itself is installed on every host beforehand: Flower installs nothing
+            "dependencies": ["flwr>=1.41,<1.42"],
+        },
+        "tool": {
+            "flwr": {
+                "app": {
+                    "publisher": "fedfill",
+                    "components": {
+                        "serverapp": f"{PACKAGE}.server_app:app",
+                        "clientapp": f"{PACKAGE}.client_app:app",
+                    },
+                    "config": dict(server),
+                }
+            }
+        },
+    }
+    files = {
+        "pyproject.toml": tomli_w.dumps(project),
+        f"{PACKAGE}/__init__.py": '"""The parties\' programs and what they agree on."""\n',
+        f"{PACKAGE}/server_app.py": _SIDE.format(what="The server's program", side="server"),
+        f"{PACKAGE}/client_app.py": _SIDE.format(what="A host's program", side="client"),
+        f"{PACKAGE}/experiment.toml": tomli_w.dumps(document_of(experiment)),
+        f"{PACKAGE}/task.toml": tomli_w.dumps(task.document()),
+    }
+    if readme:
+        files["README.md"] = _readme(folder, experiment, task, name)
+    for path, text in files.items():
+        write_atomically(folder / path, text.encode())
+
+
+def _readme(folder: Path, experiment: Experiment, task: Task, name: str) -> str:
+    shape = "x".join(map(str, task.shape))
+    return f"""# {experiment.algorithm} on {task.clients} hosts
+
+{task.clients} hosts train one model on their own samples ({task.dtype} of shape {shape}, {len(task.class_names)} classes); the samples never leave
+them. `{PACKAGE}/experiment.toml` says what is run and `{PACKAGE}/task.toml` what all parties agreed on: edit both before the first start. Every
+party needs the same release of fedfill: `pip install 'fedfill[flower]'`.
+
+Try everything on one machine first: `fedfill deploy rehearse {experiment.algorithm}`, with stand-in data.
+
+## 1. Certificates, once, on the server's machine
+
+Replace `server.example.org` by the name under which the hosts reach the server.
+
+```sh
+mkdir keys && cd keys
+openssl ecparam -name secp384r1 -genkey -noout -out ca.key
+openssl req -x509 -new -key ca.key -sha384 -days 3650 -subj "/CN={name} CA" -out ca.crt
+openssl ecparam -name secp384r1 -genkey -noout -out server.key
+openssl req -new -key server.key -subj "/CN=server.example.org" -out server.csr
+printf "subjectAltName=DNS:server.example.org,DNS:localhost,IP:127.0.0.1" > san.txt
+openssl x509 -req -in server.csr -CA ca.crt -CAkey ca.key -CAcreateserial -days 825 -sha384 -extfile san.txt -out server.crt
+```
+
+`ca.crt` goes to every host. `ca.key` goes into a safe: whoever has it can pose as the server.
+
+## 2. The server
+
+```sh
+export FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1 FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1
+flower-superlink --host 0.0.0.0 --port 8000 --ssl-ca-certfile keys/ca.crt --ssl-certfile keys/server.crt \\
+  --ssl-keyfile keys/server.key --enable-supernode-auth --disable-runtime-dependency-installation
+```
+
+Tell the `flwr` command where it is, in `~/.flwr/config.toml`:
+
+```toml
+[superlink.{name}]
+address = "server.example.org:8000"
+root-certificates = "keys/ca.crt"   # as an absolute path
+```
+
+## 3. Each host
+
+Make a key, and send `node.pub`, never `node.key`, to the server's people:
+
+```sh
+ssh-keygen -t ecdsa -b 384 -N "" -f node.key && mv node.key.pub node.pub
+```
+
+On the server, once for each host: `flwr supernode register node.pub {name} --name host0`. Then, on the host:
+
+```sh
+export FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1
+flower-supernode --superlink server.example.org:8000 --root-certificates ca.crt --auth-supernode-private-key node.key \\
+  --node-config 'client=0 data="/path/to/data" format="parquet" state-dir="/var/lib/fedfill"'
+```
+
+`client` is 0 to {task.clients - 1}, another one on each host. `format` is `parquet` (a folder with train*.parquet), `images` (a folder for each class) or `safetensors`
+(a file with the tensors `inputs` and `labels`); classes are found by their names in `task.toml`. `state-dir` holds what the client keeps between
+rounds: it belongs on a disk that outlives a restart. Further: `device="cuda"`, `max-message-bytes=1073741824`. Run it under a supervisor
+that starts it again after a minute (systemd: `Restart=always`, `RestartSec=60`): a SuperLink refuses a node for as long as it believes it online.
+
+## 4. Run
+
+```sh
+flwr run . {name} --stream
+```
+
+The run directory lies where `out` in `pyproject.toml` says, on the server: `rounds.jsonl`, `summary.json`, `checkpoint/`. After a crash of the server, start the
+SuperLink again, register the keys again unless it kept its database (`--database`), and say `fedfill resume OUT` with that directory, or the same command again:
+the run goes on after its last finished round.
+"""

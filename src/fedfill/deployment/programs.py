@@ -1,0 +1,280 @@
+"""What runs inside Flower's processes: the server's program, and a host's.
+
+Both are made from an app's folder: ``experiment.toml`` says what to run, ``task.toml`` what all parties agreed on. What is
+a host's own business - where its data and its state lie - it says itself when it starts its SuperNode.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+import torch
+from torch import nn
+
+from fedfill import __version__
+from fedfill.algorithms import Algorithm
+from fedfill.data.federation import ClientData, federate
+from fedfill.data.hosts import Task, load_host
+from fedfill.engines import flower
+from fedfill.engines.contract import Engine
+from fedfill.engines.local import choose_device
+from fedfill.errors import FedfillError, did_you_mean
+from fedfill.loop import Prepared, execute
+from fedfill.preparation import prepare
+from fedfill.runs.directory import read_toml, write_atomically
+from fedfill.settings import Experiment, checked
+
+log = logging.getLogger("fedfill")
+
+SERVER = {
+    "out": "runs/deployment",
+    "test-data": "",
+    "test-format": "parquet",
+    "wait": 300.0,
+    "max-message-bytes": 2**30,
+    "app": "",
+    "connection": "",
+    "log": "",
+    "error-file": "",
+}
+"""The server's settings with their defaults: ``[tool.flwr.app.config]`` in the app's ``pyproject.toml``."""
+
+HOST = {
+    "client": -1,
+    "data": "",
+    "format": "parquet",
+    "state-dir": "",
+    "device": "auto",
+    "noise": "secret",
+    "max-message-bytes": 2**30,
+    "partition-id": -1,
+    "num-partitions": 0,
+}
+"""A host's settings with their defaults: ``--node-config`` of its SuperNode."""
+
+
+def server_app(
+    folder: Path, *, model: nn.Module | None = None, algorithm: type[Algorithm] | None = None
+) -> flower.ServerApp:
+    """The server's program of an app.
+
+    Args:
+        folder: The app's.
+        model: A network of your own, with its initial weights, in place of a named one; the same at every party.
+        algorithm: An algorithm of your own.
+
+    Returns:
+        The app that Flower runs.
+    """
+    _speak()
+
+    def main(grid: flower.Grid, context: flower.Context) -> None:
+        config = _given(context.run_config, SERVER, "run-config")
+        _speak(config["log"])
+        try:
+            _serve(folder, grid, config, model, algorithm)
+        except FedfillError as error:
+            log.error("%s", error)
+            if config["error-file"]:
+                write_atomically(Path(config["error-file"]), str(error).encode())
+            raise
+
+    return flower.server_app(main)
+
+
+def client_app(
+    folder: Path, *, model: nn.Module | None = None, algorithm: type[Algorithm] | None = None
+) -> flower.ClientApp:
+    """A host's program of an app.
+
+    Args:
+        folder: The app's.
+        model: As in `server_app`.
+        algorithm: As in `server_app`.
+
+    Returns:
+        The app that Flower runs.
+    """
+    _speak()
+    prepared = read_app(folder, model=model, algorithm=algorithm)
+    return flower.client_app(prepared.algorithm, lambda context: _site(prepared, read_task(folder), context))
+
+
+def read_app(
+    folder: Path,
+    *,
+    model: nn.Module | None = None,
+    algorithm: type[Algorithm] | None = None,
+    test: tuple[str, str] | None = None,
+) -> Prepared:
+    """What an app says, checked, as a party sees it that holds nobody's data.
+
+    Args:
+        folder: The app's.
+        model: As in `server_app`.
+        algorithm: As in `server_app`.
+        test: Place and format of the server's test set.
+
+    Returns:
+        Everything that a run needs but data.
+
+    Raises:
+        FedfillError: Where the app's files are wrong.
+    """
+    document = read_toml(folder / "experiment.toml")
+    version = document.pop("version", __version__)
+    if version != __version__:
+        raise FedfillError(f"version: the app was written for fedfill {version}, and this is {__version__}")
+    experiment = checked(Experiment, {**document, "engine": "flower"}, "experiment.toml")
+    task = read_task(folder)
+    samples = load_host(*test, task, setting="test-data").train if test is not None else None
+    return prepare(experiment, federation=task.remote(samples), model=model, algorithm=algorithm)
+
+
+def read_task(folder: Path) -> Task:
+    """What an app's ``task.toml`` says.
+
+    Args:
+        folder: The app's.
+
+    Returns:
+        The task.
+
+    Raises:
+        FedfillError: Where it is wrong.
+    """
+    document = read_toml(folder / "task.toml")
+    unknown = document.keys() - Task.__dataclass_fields__.keys()
+    if unknown:
+        raise FedfillError(
+            f"task.toml: unknown name '{min(unknown)}'; {did_you_mean(min(unknown), Task.__dataclass_fields__)}"
+        )
+    try:
+        document |= {name: tuple(document[name]) for name in ("class_names", "shape")}
+        return Task(**document)
+    except (KeyError, TypeError) as missing:
+        raise FedfillError(f"task.toml: name, clients, class_names and shape are needed ({missing})") from missing
+
+
+def _serve(
+    folder: Path, grid: flower.Grid, config: dict[str, Any], model: nn.Module | None, algorithm: type[Algorithm] | None
+) -> None:
+    test = (config["test-data"], config["test-format"]) if config["test-data"] else None
+    prepared = read_app(folder, model=model, algorithm=algorithm, test=test)
+    experiment, federation = prepared.experiment, prepared.federation
+    out = Path(config["out"]).expanduser()
+    if config["app"]:
+        again = {"app": config["app"], "connection": config["connection"]}
+        write_atomically(out / "deployment.toml", tomli_w.dumps(again).encode())
+
+    def connect(prepared: Prepared, device: torch.device) -> Engine:
+        return flower.FlowerEngine(
+            grid,
+            prepared.algorithm,
+            clients=len(federation.clients),
+            classes=federation.classes,
+            test=federation.test,
+            template=prepared.model,
+            digest=prepared.digest,
+            device=device,
+            timeout=experiment.reply_timeout,
+            evaluate_clients=experiment.client_test > 0,
+            limit=config["max-message-bytes"],
+            wait=config["wait"],
+            enough=experiment.min_replies,
+        )
+
+    def on_round(record: dict[str, Any], rounds: int) -> None:
+        log.info("round %d/%d, accuracy %.4f, %.1f s", record["round"], rounds, record["accuracy"], record["seconds"])
+        for lost in record["lost"]:
+            log.warning("lost client %d (%s): %s", lost["client"], lost["handler"], lost["reason"])
+
+    result = execute(prepared, out, on_round, connect)
+    log.info("finished: accuracy %.4f; the run lies in %s", result.summary["accuracy"], result.directory)
+
+
+def _site(prepared: Prepared, task: Task, context: flower.Context) -> flower.Site:
+    config = _given(context.node_config, HOST, "node-config")
+    experiment = prepared.experiment
+    client, rehearsed = config["client"], config["partition-id"] >= 0
+    if rehearsed:
+        client = config["partition-id"]
+    if not 0 <= client < task.clients:
+        raise FedfillError(
+            f"client: found {client}; allowed: 0 to {task.clients - 1}, given as --node-config 'client=0 data=\"...\"'"
+        )
+    if config["noise"] not in ("secret", "seed"):
+        raise FedfillError(f"noise: found '{config['noise']}'; allowed: secret, seed")
+    if config["data"]:
+        data = load_host(
+            config["data"], config["format"], task, client=client, share=experiment.client_test, seed=experiment.seed
+        )
+    elif rehearsed:
+        data = _divided(experiment, config["num-partitions"], client)
+    else:
+        raise FedfillError("data: this host names none; start its SuperNode with --node-config 'client=0 data=\"...\"'")
+    folder = Path(config["state-dir"] or f"~/.fedfill/node-{context.node_id}").expanduser()
+    _speak(folder / "fedfill.log")
+    return flower.Site(
+        client=client,
+        data=data,
+        program=prepared.algorithm,
+        template=prepared.model,
+        initial=prepared.initial,
+        classes=len(task.class_names),
+        seed=experiment.seed,
+        digest=prepared.digest,
+        device=choose_device(config["device"]),
+        folder=folder,
+        timeout=experiment.reply_timeout,
+        secret=config["noise"] == "secret",
+        limit=config["max-message-bytes"],
+    )
+
+
+def _divided(experiment: Experiment, partitions: int, client: int) -> ClientData:
+    """One part of a data set that is only divided for a rehearsal."""
+    if partitions != experiment.clients:
+        raise FedfillError(
+            f"num-partitions: found {partitions}; allowed: the experiment's {experiment.clients} clients"
+        )
+    federation = federate(
+        experiment.data,
+        data_dir=experiment.data_dir,
+        fraction=experiment.data_fraction,
+        partition=experiment.partition,
+        clients=experiment.clients,
+        seed=experiment.seed,
+        client_test=experiment.client_test,
+    )
+    return federation.clients[client]
+
+
+def _given(config: Any, defaults: dict[str, Any], what: str) -> dict[str, Any]:
+    """Settings with their defaults, each of its default's type."""
+    for name, value in config.items():
+        if name not in defaults:
+            raise FedfillError(f"{what}: unknown name '{name}'; {did_you_mean(name, defaults)}")
+        kind = type(defaults[name])
+        if type(value) is not kind and not (kind is float and type(value) is int):
+            raise FedfillError(f"{name}: found {value!r}; allowed: {_WORDS[kind]}")
+    return {**defaults, **config}
+
+
+_WORDS = {str: "text", int: "a whole number", float: "a number"}
+
+
+def _speak(path: str | Path = "") -> None:
+    """Let warnings and progress be seen in Flower's logs, and in a file where one is named."""
+    handlers: list[logging.Handler] = [] if log.handlers else [logging.StreamHandler()]
+    if path:
+        Path(path).expanduser().parent.mkdir(parents=True, exist_ok=True)
+        handlers.append(logging.FileHandler(Path(path).expanduser()))
+    for handler in handlers:
+        handler.setFormatter(logging.Formatter("%(asctime)s fedfill: %(message)s"))
+        log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    log.propagate = False

@@ -1,0 +1,201 @@
+"""Runs on Flower: a rehearsal of a whole federation on this machine, and going on with a deployment."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from fedfill.data.federation import ClientData
+from fedfill.data.hosts import Task, save_host
+from fedfill.deployment.app import PACKAGE, write_app
+from fedfill.deployment.processes import LocalFederation, Setting, local_federation
+from fedfill.engines import require
+from fedfill.errors import FedfillError
+from fedfill.loop import OnRound, Prepared, Result, document_of, recorded
+from fedfill.preparation import PYTHON
+from fedfill.runs.directory import RunDirectory, read_toml, writing
+
+FOLDER = "deployment"
+"""The folder in a run directory with keys, logs, and each host's data and state."""
+_TICK = 0.5
+_ASK = 10.0
+
+
+def rehearse(prepared: Prepared, path: Path, on_round: OnRound | None = None) -> Result:
+    """Run an experiment as a federation of real Flower processes on this machine.
+
+    A SuperLink and one SuperNode for each client run on 127.0.0.1, over TLS and with a key for each node. Each client's
+    data lie in a folder of its own, as they would on a host. Whatever happens, nothing is left running.
+
+    Args:
+        prepared: What to run.
+        path: The run directory.
+        on_round: Called after each round.
+
+    Returns:
+        The finished run; one that was stopped or killed is continued.
+
+    Raises:
+        FedfillError: Where it can't be run like this, or fails.
+    """
+    require("flower")
+    experiment = prepared.experiment
+    _require_names(prepared)
+    directory = RunDirectory(path)
+    directory.open(document_of(experiment), prepared.digest)
+    try:
+        done = _done(directory)
+        summary = directory.summary()
+    finally:
+        directory.close()  # the server's program opens it
+    if summary is not None:
+        return recorded(prepared, directory, summary)
+
+    folder = (path / FOLDER).resolve()
+    error = folder / "error.txt"
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        error.unlink(missing_ok=True)
+        nodes: list[dict[str, Setting]] = []
+        for i, data in enumerate(prepared.federation.clients):
+            place = folder / f"host{i}"
+            save_host(place / "data.safetensors", data)
+            nodes.append(
+                {
+                    "client": i,
+                    "data": str(place / "data.safetensors"),
+                    "format": "safetensors",
+                    "state-dir": str(place / "state"),
+                    # a rehearsal is a simulation: it can be repeated to the bit
+                    "noise": "seed",
+                    "device": experiment.device,
+                }
+            )
+        test = ClientData(prepared.federation.test, prepared.federation.test[:0])
+        save_host(folder / "server" / "test.safetensors", test)
+    server = {
+        "out": str(path.resolve()),
+        "test-data": str(folder / "server" / "test.safetensors"),
+        "test-format": "safetensors",
+        "log": str(folder / "server" / "fedfill.log"),
+        "error-file": str(error),
+    }
+    task = Task.of(prepared.federation)
+    write_app(folder / "app", experiment, task, name="rehearsal", server=server, readme=False)
+    with local_federation(folder / "flower", nodes) as federation:
+        run = federation.submit(folder / "app")
+        _follow(directory, done, experiment.rounds, on_round, _watch(federation, run, error))
+    return _finished(prepared, directory, done)
+
+
+def resubmit(path: Path, on_round: OnRound | None = None) -> Result:
+    """Go on with a deployment: submit its app again, and follow it to its end.
+
+    Args:
+        path: Its run directory, on this machine.
+        on_round: Called after each round.
+
+    Returns:
+        The finished run.
+
+    Raises:
+        FedfillError: Where the app is not to be found, or the run fails.
+    """
+    from fedfill.deployment.processes import flwr
+    from fedfill.deployment.programs import read_app
+
+    document = read_toml(path / "deployment.toml")
+    app, connection = Path(str(document.get("app"))), str(document.get("connection"))
+    if not (app / PACKAGE / "experiment.toml").exists():
+        raise FedfillError(
+            f"resume: the deployment's app is not in {app}; submit it again with 'flwr run APP {connection}'"
+        )
+    prepared, directory = read_app(app / PACKAGE), RunDirectory(path)
+    summary = directory.summary()
+    if summary is not None:
+        return recorded(prepared, directory, summary)
+    done = _done(directory)
+    run = int(flwr("run", str(app), connection)["run-id"])
+    asked = time.monotonic()
+
+    def failure() -> str | None:
+        nonlocal asked
+        if time.monotonic() - asked < _ASK:
+            return None
+        asked = time.monotonic()
+        (found,) = flwr("list", connection, "--run-id", str(run))["runs"]
+        return _ended(str(found["status"]), str(found["status-details"]))
+
+    _follow(directory, done, prepared.experiment.rounds, on_round, failure)
+    return _finished(prepared, directory, done)
+
+
+def _require_names(prepared: Prepared) -> None:
+    """Other processes find networks and algorithms by name alone."""
+    if prepared.experiment.model.split(":")[0] == PYTHON:
+        own = f"model: found a {type(prepared.model).__name__}"
+    elif type(prepared.algorithm).__module__.split(".")[0] != "fedfill":
+        own = f"algorithm: found {type(prepared.algorithm).__qualname__}"
+    else:
+        return
+    raise FedfillError(
+        f"{own} of your own, which a rehearsal's processes can't be given; allowed with engine=flower: names, or an app of "
+        "'fedfill deploy init' to whose two programs you give it"
+    )
+
+
+def _done(directory: RunDirectory) -> int:
+    """Rounds that the checkpoint vouches for."""
+    checkpoint = directory.read_checkpoint()
+    return int(checkpoint["rounds"]) if checkpoint is not None else 0
+
+
+def _follow(
+    directory: RunDirectory, done: int, rounds: int, on_round: OnRound | None, failure: Callable[[], str | None]
+) -> None:
+    """Report rounds as they are recorded, until the summary is there."""
+    while True:
+        finished = directory.summary() is not None  # asked first: then all rounds are recorded
+        for record in directory.rounds()[done:]:
+            done += 1
+            if on_round is not None:
+                on_round(record, rounds)
+        if finished:
+            return
+        problem = failure()
+        if problem is not None:
+            raise FedfillError(problem)
+        time.sleep(_TICK)
+
+
+def _watch(federation: LocalFederation, run: int, error: Path) -> Callable[[], str | None]:
+    """Why the rehearsal can't go on, or None; Flower's own word costs a second of processor time and is asked for rarely."""
+    asked = time.monotonic()
+
+    def failure() -> str | None:
+        nonlocal asked
+        if error.exists():
+            return error.read_text()
+        federation.check()
+        if time.monotonic() - asked < _ASK:
+            return None
+        asked = time.monotonic()
+        return _ended(*federation.status(run))
+
+    return failure
+
+
+def _ended(status: str, details: str) -> str | None:
+    if not status.startswith("finished"):
+        return None
+    time.sleep(2 * _TICK)  # the last files may be on their way
+    return f"engine: the Flower run ended as '{status}' {details}".rstrip()
+
+
+def _finished(prepared: Prepared, directory: RunDirectory, done: int) -> Result:
+    summary = directory.summary()
+    if summary is None:
+        raise FedfillError(f"out: {directory.path} holds no summary after the run")
+    return replace(recorded(prepared, directory, summary), resumed_after=done)

@@ -1,0 +1,619 @@
+"""The Flower engine: a real federation, where data stay on other people's hosts.
+
+The server program runs in a Flower ServerApp and calls handlers by named actions, ``train.HANDLER``; each host runs them
+in a Flower ClientApp on the data that it names itself. A message crosses as a RecordDict: one array with the tree's
+safetensors bytes, and a few words on whose, when and which experiment's it is. Nothing is pickled, everything that
+arrives is checked before it is used, and what makes no sense is a lost reply.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import torch
+from filelock import FileLock
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, RecordDict
+from flwr.app import Message as Envelope
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
+from torch import nn
+
+from fedfill import tree
+from fedfill.data.federation import ClientData
+from fedfill.data.samples import Samples
+from fedfill.engines.contract import Answers, Average, Lost, Message, Outcome
+from fedfill.engines.host import Host, make_resident
+from fedfill.errors import FedfillError
+from fedfill.privacy.ledger import Release, unbounded
+from fedfill.runs.directory import write_atomically
+from fedfill.training.evaluation import CHUNK, Evaluation, Scored, score, shares
+from fedfill.tree import Record, Tree, Weights
+
+__all__ = [
+    "ClientApp",
+    "Context",
+    "FlowerEngine",
+    "Grid",
+    "ServerApp",
+    "Site",
+    "client_app",
+    "server_app",
+]
+
+log = logging.getLogger("fedfill")
+
+PROTOCOL = 1
+POLL = 0.2
+GRACE = 60.0
+"""Seconds beyond a client's own time limit that the server waits: for the host's process to start and for the wire."""
+STYPE = "fedfill.safetensors"
+
+HELLO, EVALUATE = "query.hello", "query.evaluate"
+
+
+# What crosses
+
+
+@dataclass(frozen=True)
+class Hello(Message):
+    """Host to server: which client it is, and what it runs.
+
+    Attributes:
+        client: Its number.
+        protocol: Of this module.
+        digest: Of the experiment: program version, settings, classes, initial weights and code.
+    """
+
+    client: int
+    protocol: int
+    digest: str
+
+
+@dataclass(frozen=True)
+class Evaluate(Message):
+    """Server to host: the global weights."""
+
+    weights: Weights
+
+
+@dataclass(frozen=True)
+class Scores(Message):
+    """Host to server: how the weights do on its own test split.
+
+    Attributes:
+        correct: Recognised samples by class.
+        samples: Samples by class.
+        loss: Sum of the losses.
+    """
+
+    correct: list[int]
+    samples: list[int]
+    loss: float
+
+
+@dataclass(frozen=True)
+class Answer(Record):
+    """Host to server: what came of a handler.
+
+    Attributes:
+        reply: The answer, or None.
+        error: One line in its place.
+        releases: What the reply gives away, by field.
+        fit_seconds: Seconds in local training.
+        train_samples: Samples passed through local training.
+    """
+
+    reply: Message | None = None
+    error: str | None = None
+    releases: tuple[tuple[str, Release], ...] = ()
+    fit_seconds: float = 0.0
+    train_samples: int = 0
+
+
+def pack(body: Array, **words: str | int) -> RecordDict:
+    """A Flower message's content.
+
+    Args:
+        body: From `encode`.
+        **words: Beside it.
+
+    Returns:
+        The content.
+    """
+    return RecordDict({"tree": ArrayRecord({"safetensors": body}), "words": ConfigRecord(dict(words))})
+
+
+def encode(value: Tree) -> Array:
+    """A tree as Flower carries it."""
+    data = tree.to_bytes(value)
+    return Array(dtype="uint8", shape=(len(data),), stype=STYPE, data=data)
+
+
+def unpack(content: RecordDict, limit: int) -> tuple[Tree, dict[str, Any]]:
+    """What `pack` packed, from anyone.
+
+    Args:
+        content: A Flower message's content.
+        limit: Bytes at the most.
+
+    Returns:
+        The tree and the words beside it.
+
+    Raises:
+        ValueError: Where it is larger, or is no such thing.
+    """
+    try:
+        body, words = content.array_records["tree"]["safetensors"], dict(content.config_records["words"])
+    except (KeyError, AttributeError, TypeError) as missing:
+        raise ValueError(f"malformed message: it has no {missing}") from missing
+    if not isinstance(body.data, bytes) or body.stype != STYPE:
+        raise ValueError(f"malformed message: its array is of the kind '{body.stype}', not '{STYPE}'")
+    if len(body.data) > limit:
+        raise ValueError(f"oversized message: {len(body.data):,} bytes, and max-message-bytes is {limit:,}")
+    try:
+        return tree.from_bytes(body.data), words
+    except ValueError as broken:
+        raise ValueError(f"malformed message: {broken}") from broken
+
+
+def handlers_of(program: Any) -> dict[str, tuple[Any, Any]]:
+    """The client handlers of an algorithm: by name, the kinds of message that they take and of reply that they give."""
+    found = {}
+    for name in dir(type(program)):
+        function = inspect.getattr_static(type(program), name)
+        if getattr(function, "is_client_handler", False):
+            try:
+                hints = get_type_hints(function)
+            except NameError:  # kinds that are known inside a function only
+                hints = {}
+            message = [hint for argument, hint in hints.items() if argument not in ("client", "return")]
+            found[name] = (message[0] if message else Any, hints.get("return", Any))
+    return found
+
+
+# The server's side
+
+
+class FlowerEngine:
+    """Calls handlers on the hosts of a Flower federation.
+
+    Args:
+        grid: Flower's way to the hosts.
+        program: The algorithm.
+        clients: How many hosts there are.
+        classes: Number of classes of the task.
+        test: The server's test set; may be empty, then the hosts' own test splits stand in.
+        template: The model, for the evaluation on the test set.
+        digest: Of the experiment; a host with another one is not called.
+        device: Where the test set lives.
+        timeout: Seconds that a host has for one call, one hour where None; `GRACE` more may pass on the way.
+        evaluate_clients: Whether hosts have test splits of their own.
+        limit: Bytes of a reply at the most.
+        wait: Seconds to wait for all hosts at the start.
+        enough: So many hosts will do once that time is over.
+    """
+
+    def __init__(
+        self,
+        grid: Grid,
+        program: Any,
+        *,
+        clients: int,
+        classes: int,
+        test: Samples,
+        template: nn.Module,
+        digest: str,
+        device: torch.device,
+        timeout: float | None = None,
+        evaluate_clients: bool = True,
+        limit: int = 2**30,
+        wait: float = 300.0,
+        enough: int = 1,
+    ) -> None:
+        self.workers = clients
+        self.evaluation = unbounded("accuracy on the client's own test split, exact") if evaluate_clients else None
+        if not len(test) and not evaluate_clients:
+            raise FedfillError(
+                "client_test: found 0 on a server without a test set; allowed: more than 0, or a test-data"
+            )
+        self._grid = grid
+        self._clients = clients
+        self._classes = classes
+        self._test = test.to(device)
+        self._resident = make_resident(template, device)
+        self._digest = digest
+        self._seconds = GRACE + (3600.0 if timeout is None else timeout)
+        self._limit = limit
+        self._kinds = {f"train.{name}": reply for name, (_, reply) in handlers_of(program).items()}
+        self._kinds |= {HELLO: Hello, EVALUATE: Scores}
+        self._nodes: dict[int, int] = {}  # client -> node
+        self._refused: dict[int, str] = {}
+        self._gather(wait, enough)
+
+    def call(self, handler: str, messages: Mapping[int, Message], t: int, average: Average | None = None) -> Answers:
+        """Run a handler on every host that has a message.
+
+        Args:
+            handler: Name of a method of the algorithm.
+            messages: By client.
+            t: The round.
+            average: Ignored: every host's reply comes to the server, which takes the means.
+
+        Returns:
+            An outcome for every client.
+        """
+        bodies: dict[int, Array] = {}  # by identity: one message often goes to everyone
+        for message in messages.values():
+            if id(message) not in bodies:
+                bodies[id(message)] = encode(message)
+        contents = {
+            i: pack(bodies[id(message)], digest=self._digest, round=t, client=i) for i, message in messages.items()
+        }
+        replies = self._ask(f"train.{handler}", contents, self._seconds)
+        return Answers({i: self._outcome(replies[i], f"train.{handler}") for i in messages})
+
+    def evaluate(self, weights: Weights) -> Evaluation:
+        """Score weights on the server's test set and on the hosts' own test splits.
+
+        Args:
+            weights: Of the whole model.
+
+        Returns:
+            Accuracies and losses; a host that does not answer has none.
+        """
+        scores: dict[int, Scores] = {}
+        if self.evaluation is not None:
+            body = encode(Evaluate(weights))
+            contents = {i: pack(body, digest=self._digest, round=0, client=i) for i in self._nodes}
+            for i, reply in self._ask(EVALUATE, contents, self._seconds).items():
+                outcome = self._outcome(reply, EVALUATE)
+                if outcome.error is None and self._plausible(outcome.reply):
+                    scores[i] = outcome.reply  # type: ignore[assignment]
+                else:
+                    log.warning("client %d gave no scores: %s", i, outcome.error)
+        by_client = [
+            sum(scores[i].correct) / sum(scores[i].samples) if i in scores and any(scores[i].samples) else None
+            for i in range(self._clients)
+        ]
+        if len(self._test):
+            parts = []
+            self._resident.load(weights)
+            for start in range(0, len(self._test), CHUNK):
+                parts.append(score(self._resident, self._test[start : start + CHUNK]))
+            correct, losses = torch.cat([p.correct for p in parts]), torch.cat([p.losses for p in parts])
+            by_class = shares(correct, self._test.labels, self._classes)
+            return Evaluation(float(correct.double().mean()), float(losses.double().mean()), by_class, by_client)
+        hits = [sum(s.correct[c] for s in scores.values()) for c in range(self._classes)]
+        sizes = [sum(s.samples[c] for s in scores.values()) for c in range(self._classes)]
+        if not sum(sizes):
+            raise FedfillError("test-data: the server has no test set, and no host gave scores on its own test split")
+        by_class = [hit / size if size else None for hit, size in zip(hits, sizes, strict=True)]
+        loss = sum(s.loss for s in scores.values()) / sum(sizes)
+        return Evaluation(sum(hits) / sum(sizes), loss, by_class, by_client)
+
+    def states(self) -> dict[int, Tree]:
+        """Nothing: states lie with the hosts, each with the one from before the round that is under way."""
+        return {}
+
+    def restore(self, states: Mapping[int, Tree]) -> None:
+        """Nothing to do: a host goes back to where the checkpoint was when the round is asked for again.
+
+        Args:
+            states: Of no client.
+        """
+
+    def close(self) -> None:
+        """Nothing to do: Flower closes the grid."""
+
+    def _plausible(self, scores: Any) -> bool:
+        return (
+            isinstance(scores, Scores)
+            and len(scores.correct) == len(scores.samples) == self._classes
+            and all(0 <= hit <= size for hit, size in zip(scores.correct, scores.samples, strict=True))
+            and tree.is_finite(scores)
+        )
+
+    def _outcome(self, reply: Envelope | Lost, action: str) -> Outcome:
+        if isinstance(reply, Lost):
+            return Outcome(error=reply)
+        if reply.has_error():
+            return Outcome(error=Lost(f"Flower error {reply.error.code}: {_line(reply.error.reason)}"))
+        try:
+            answer, _ = unpack(reply.content, self._limit)
+            tree.validated(answer, Answer)
+            if answer.reply is not None:
+                tree.validated(answer.reply, self._kinds[action])
+        except ValueError as broken:
+            return Outcome(error=Lost(str(broken)))
+        if answer.error is not None or answer.reply is None:
+            return Outcome(error=Lost(_line(answer.error) or "the host gave neither a reply nor an error"))
+        seconds, samples = max(0.0, answer.fit_seconds), max(0, answer.train_samples)
+        return Outcome(answer.reply, None, answer.releases, tree.size(answer.reply), seconds, samples)
+
+    def _gather(self, wait: float, enough: int) -> None:
+        """Wait until all hosts are there, or enough of them and the time is over."""
+        end = time.monotonic() + wait
+        while True:
+            self._greet()
+            if len(self._nodes) == self._clients:
+                return
+            # refused ones won't change their mind
+            if len(self._refused) > self._clients - max(1, enough):
+                break
+            if time.monotonic() > end:
+                break
+            time.sleep(1.0)
+        if len(self._nodes) < max(1, enough):
+            refused = f" ({len(self._refused)} refused: {next(iter(self._refused.values()))})" if self._refused else ""
+            raise FedfillError(
+                f"clients: {len(self._nodes)} of {self._clients} hosts were there after {wait:g} s{refused}, and at least "
+                f"{max(1, enough)} must be"
+            )
+        log.warning("%d of %d hosts are there; the others may still come", len(self._nodes), self._clients)
+
+    def _greet(self) -> None:
+        """Ask nodes that are new who they are; forget nodes that are gone."""
+        online = set(self._grid.get_node_ids())
+        self._nodes = {i: node for i, node in self._nodes.items() if node in online}
+        self._refused = {node: why for node, why in self._refused.items() if node in online}
+        strangers = sorted(online - set(self._nodes.values()) - self._refused.keys())
+        if not strangers:
+            return
+        content = pack(encode(None), digest=self._digest, round=0, client=-1)
+        for node, reply in self._exchange(HELLO, {node: (node, content) for node in strangers}, 2 * GRACE).items():
+            outcome = self._outcome(reply, HELLO)
+            problem = str(outcome.error) if outcome.error is not None else self._problem(outcome.reply)
+            if problem is None:
+                self._nodes[outcome.reply.client] = node  # type: ignore[union-attr]
+            elif isinstance(reply, Lost):
+                log.warning("node %d did not say who it is: %s", node, problem)  # it is asked again
+            else:
+                self._refused[node] = problem
+                log.warning("node %d is refused: %s", node, problem)
+
+    def _problem(self, hello: Any) -> str | None:
+        if not isinstance(hello, Hello) or hello.protocol != PROTOCOL:
+            return "it runs another release of fedfill"
+        if hello.digest != self._digest:
+            return "it runs another experiment or release, or its initial weights are others"
+        if not 0 <= hello.client < self._clients:
+            return f"its client number is {hello.client}; allowed: 0 to {self._clients - 1}"
+        if hello.client in self._nodes:
+            return f"another node is client {hello.client} already"
+        return None
+
+    def _ask(self, action: str, contents: Mapping[int, RecordDict], seconds: float) -> dict[int, Envelope | Lost]:
+        """Send to clients; one that has no node is lost at once."""
+        self._greet()
+        there = {i: (self._nodes[i], content) for i, content in contents.items() if i in self._nodes}
+        away: dict[int, Envelope | Lost] = {i: Lost("its host is not there") for i in contents if i not in there}
+        return away | self._exchange(action, there, seconds)
+
+    def _exchange(
+        self, action: str, contents: Mapping[int, tuple[int, RecordDict]], seconds: float
+    ) -> dict[int, Envelope | Lost]:
+        """Send to nodes and wait for the replies; Flower's own wait would look every three seconds only."""
+        keys = list(contents)
+        ids = list(self._grid.push_messages([Envelope(contents[k][1], contents[k][0], action) for k in keys]))
+        waiting = {name: k for name, k in zip(ids, keys, strict=False) if name}
+        replies: dict[int, Envelope | Lost] = {}
+        end = time.monotonic() + seconds
+        while waiting and time.monotonic() < end:
+            for name, reply in self._pull(list(waiting)):
+                if name in waiting:
+                    replies[waiting.pop(name)] = reply
+            if waiting:
+                time.sleep(POLL)
+        late = Lost(f"no answer within {seconds:g} s")
+        unsent = Lost("its message could not be sent")
+        return {k: replies.get(k, late if k in waiting.values() else unsent) for k in keys}
+
+    def _pull(self, names: Sequence[str]) -> list[tuple[str, Envelope | Lost]]:
+        """What has arrived; a reply that Flower itself can't read is that client's loss alone."""
+        try:
+            return [(reply.metadata.reply_to_message_id, reply) for reply in self._grid.pull_messages(names)]
+        except (ValueError, TypeError, KeyError) as unreadable:
+            if len(names) == 1:
+                return [(names[0], Lost(f"malformed message: {_line(str(unreadable))}"))]
+            return [found for name in names for found in self._pull([name])]
+
+
+def _line(text: str | None) -> str:
+    """The first line of a text from elsewhere, of a length that a record bears."""
+    lines = (text or "").strip().splitlines()
+    return "".join(c for c in lines[0] if c.isprintable())[:300] if lines else ""
+
+
+# The host's side
+
+
+@dataclass(frozen=True)
+class Site:
+    """What a host brings.
+
+    Attributes:
+        client: Its number.
+        data: Its samples.
+        program: The algorithm.
+        template: The model.
+        initial: The experiment's initial weights.
+        classes: Number of classes of the task.
+        seed: Of the experiment.
+        digest: Of the experiment.
+        device: Where data and models live.
+        folder: Where its state lies.
+        timeout: Seconds for one call, or None.
+        secret: Whether noise comes from the operating system and not from the seed.
+        limit: Bytes of a message at the most.
+    """
+
+    client: int
+    data: ClientData
+    program: Any
+    template: nn.Module
+    initial: Weights
+    classes: int
+    seed: int
+    digest: str
+    device: torch.device
+    folder: Path
+    timeout: float | None
+    secret: bool
+    limit: int
+
+
+@dataclass(frozen=True)
+class Kept(Record):
+    """A client's state on its host's disk.
+
+    Attributes:
+        run: The Flower run that wrote it last.
+        round: The last round in which a handler ran.
+        before: The state as that round found it.
+        now: The state since.
+    """
+
+    run: str
+    round: int
+    before: Tree
+    now: Tree
+
+
+def client_app(program: Any, arrive: Callable[[Context], Site]) -> ClientApp:
+    """A ClientApp with one named action for each handler of an algorithm.
+
+    Args:
+        program: The algorithm.
+        arrive: Makes the host's part from Flower's context; called at the first message of a process.
+
+    Returns:
+        The app.
+    """
+    app = ClientApp()
+    offices: dict[tuple[int, int], _Office] = {}  # one at a time: a host's process serves one node of one run
+
+    def office_for(context: Context) -> _Office:
+        key = (context.run_id, context.node_id)
+        if key not in offices:
+            offices.clear()
+            offices[key] = _Office(arrive(context))
+        return offices[key]
+
+    def action(serve: Callable[[_Office, Tree, dict[str, Any]], Answer], name: str) -> Callable[..., Envelope]:
+        def act(message: Envelope, context: Context) -> Envelope:
+            try:
+                office = office_for(context)
+                value, words = unpack(message.content, office.site.limit)
+                if words.get("digest") != office.site.digest and name != HELLO:
+                    raise ValueError("the message is another experiment's")
+                answer = serve(office, value, {**words, "run": str(context.run_id)})
+            except (ValueError, FedfillError) as refused:
+                log.warning("refused '%s': %s", name, refused)
+                answer = Answer(error=_line(str(refused)))
+            return Envelope(pack(encode(answer)), reply_to=message)
+
+        return act
+
+    for handler, (kind, _) in handlers_of(program).items():
+        app.train(handler)(action(functools.partial(_run, handler, kind), f"train.{handler}"))
+    app.query("hello")(action(_greet, HELLO))
+    app.query("evaluate")(action(_score, EVALUATE))
+    return app
+
+
+def server_app(main: Callable[[Grid, Context], None]) -> ServerApp:
+    """A ServerApp that runs `main`."""
+    app = ServerApp()
+    app.main()(main)
+    return app
+
+
+class _Office:
+    """A host's part with its model, for as long as the process lives."""
+
+    def __init__(self, site: Site) -> None:
+        torch.set_num_threads(1)
+        self.site = site
+        self.resident = make_resident(site.template, site.device)
+        self.train = site.data.train.to(site.device)
+        self.host = Host(
+            site.program, classes=site.classes, initial=site.initial, seed=site.seed, device=site.device,
+            timeout=site.timeout, secret=site.secret,
+        )  # fmt: skip
+
+    @property
+    def path(self) -> Path:
+        return self.site.folder / f"client-{self.site.client}-{self.site.digest}.safetensors"
+
+    def kept(self) -> Kept | None:
+        """The state on disk, or None."""
+        if not self.path.exists():
+            return None
+        try:
+            kept = tree.from_bytes(self.path.read_bytes())
+            tree.validated(kept, Kept)
+        except (OSError, ValueError) as damaged:
+            raise FedfillError(f"state-dir: {self.path} can't be read ({_line(str(damaged))})") from damaged
+        return kept  # type: ignore[no-any-return]
+
+
+def _run(handler: str, kind: Any, office: _Office, message: Tree, words: dict[str, Any]) -> Answer:
+    """Run a handler and commit the state, on disk, before the reply is sent."""
+    site = office.site
+    if words.get("client") != site.client:
+        raise ValueError(f"the message is for client {words.get('client')!r}, and this is client {site.client}")
+    t = words.get("round")
+    if not isinstance(t, int) or t < 0:
+        raise ValueError(f"malformed message: round {t!r}")
+    tree.validated(message, kind)
+    message = tree.to(message, site.device)
+    office.path.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(office.path.with_suffix(".lock")):
+        kept = office.kept()
+        run = words["run"]
+        if kept is not None and t < kept.round:
+            raise ValueError(f"the server asks for round {t + 1}, and this client has been in round {kept.round + 1}")
+        # a server that was killed begins its round anew, and so does the state
+        anew = kept is not None and t == kept.round and kept.run != run
+        state = None if kept is None else kept.before if anew else kept.now
+        before = kept.before if kept is not None and t == kept.round else state
+        state = tree.to(state, site.device)
+        outcome, new = office.host.serve(office.resident, handler, site.client, office.train, state, message, t)
+        office.host.check(handler)
+        if outcome.error is not None:
+            log.warning("'%s' failed", handler, exc_info=outcome.error)
+        if outcome.error is None or anew:
+            write_atomically(office.path, tree.to_bytes(Kept(run, t, before, new or state)))
+    if outcome.error is not None:
+        error = outcome.error
+        text = str(error) if isinstance(error, Lost | FedfillError) else f"{type(error).__name__}: {error}"
+        return Answer(error=_line(text), fit_seconds=outcome.fit_seconds, train_samples=outcome.train_samples)
+    return Answer(outcome.reply, None, outcome.releases, outcome.fit_seconds, outcome.train_samples)
+
+
+def _greet(office: _Office, message: Tree, words: dict[str, Any]) -> Answer:
+    """Say who this is."""
+    return Answer(Hello(office.site.client, PROTOCOL, office.site.digest))
+
+
+def _score(office: _Office, message: Tree, words: dict[str, Any]) -> Answer:
+    """Score weights on the host's own test split."""
+    tree.validated(message, Evaluate)
+    site = office.site
+    own = site.data.test.to(site.device)
+    office.resident.load(tree.to(message.weights, site.device))
+    parts = [score(office.resident, own[start : start + CHUNK]) for start in range(0, len(own), CHUNK)]
+    correct = [0] * site.classes
+    loss = 0.0
+    if parts:
+        scored = Scored(torch.cat([p.correct for p in parts]), torch.cat([p.losses for p in parts]))
+        correct = torch.bincount(own.labels, weights=scored.correct.double(), minlength=site.classes).long().tolist()
+        loss = float(scored.losses.double().sum())
+    return Answer(Scores(correct, own.counts(site.classes), loss))
