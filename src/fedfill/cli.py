@@ -35,6 +35,12 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+deploy = typer.Typer(
+    help="Real federations on Flower: write an app, or rehearse one on this machine.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+app.add_typer(deploy, name="deploy")
 out = Console(highlight=False)
 err = Console(stderr=True, highlight=False)
 
@@ -164,18 +170,103 @@ def run(
         _print_result(result)
 
 
+@deploy.command("rehearse")
+def rehearse(
+    context: typer.Context,
+    algorithm: Annotated[str, typer.Argument(help="A name of 'fedfill list algorithms'.")],
+    data: Data = None,
+    data_dir: DataDir = None,
+    data_fraction: DataFraction = None,
+    partition: Partition = None,
+    clients: Clients = None,
+    client_test: ClientTest = None,
+    participation: Participation = None,
+    rounds: Rounds = None,
+    seed: Seed = None,
+    model: Model = None,
+    device: Device = None,
+    min_replies: MinReplies = None,
+    reply_timeout: ReplyTimeout = None,
+    delta: Delta = None,
+    directory: Annotated[
+        Path | None, typer.Option("--out", help="Run directory. [default: one below runs/ named by the experiment]")
+    ] = None,
+    setting: Setting = None,
+    config: Config = None,
+) -> None:
+    """Run an experiment on real Flower processes of this machine."""
+    with sentences():
+        options = {**_options(context.params), "engine": "flower"}
+        name = options.pop("algorithm")
+        with progress() as follow:
+            result = fedfill.run(name, out=directory, on_round=follow(name), **options)
+        _print_result(result)
+
+
+@deploy.command("init")
+def init(
+    context: typer.Context,
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="New folder of the app.")],
+    algorithm: Annotated[str, typer.Argument(help="A name of 'fedfill list algorithms'.")] = "fedavg",
+    name: Annotated[str, typer.Option(help="Of the app and of the connection to its SuperLink.")] = "federation",
+    class_names: Annotated[
+        str | None, typer.Option(help="The hosts' classes in order, separated by commas. [default: those of --data]")
+    ] = None,
+    shape: Annotated[str | None, typer.Option(help="Of one image, such as 1x28x28. [default: that of --data]")] = None,
+    data: Annotated[
+        str | None, typer.Option(help="A data set that looks like the hosts', or a name for theirs. [default: digits]")
+    ] = None,
+    data_dir: DataDir = None,
+    clients: Annotated[int | None, typer.Option(help="Number of hosts. [default: 3]")] = None,
+    client_test: ClientTest = None,
+    participation: Participation = None,
+    rounds: Rounds = None,
+    seed: Seed = None,
+    model: Model = None,
+    min_replies: MinReplies = None,
+    reply_timeout: ReplyTimeout = None,
+    delta: Delta = None,
+    setting: Setting = None,
+    config: Config = None,
+) -> None:
+    """Write the app of a deployment, and how to start every party."""
+    with sentences():
+        from fedfill.deployment.app import init_app
+
+        options = _options({key: value for key, value in context.params.items() if key != "algorithm"})
+        for unused in ("engine", "algorithm"):
+            options.pop(unused, None)
+        names = [word.strip() for word in class_names.split(",")] if class_names is not None else None
+        place = init_app(Path(folder), algorithm, name=name, class_names=names, shape=_shape(shape), **options)
+        out.print(
+            f"The app lies in {place}; its README.md says how to start every party.", soft_wrap=True, markup=False
+        )
+
+
 @app.command()
 def resume(
     directory: Annotated[Path, typer.Argument(help="A run directory.")],
     workers: Workers = None,
     device: Device = None,
     data_dir: DataDir = None,
+    ray_address: RayAddress = None,
+    gpus_per_worker: GpusPerWorker = None,
+    min_replies: MinReplies = None,
+    reply_timeout: ReplyTimeout = None,
 ) -> None:
     """Continue a run that was stopped or killed at any moment."""
     with sentences():
         with progress() as follow:
             result = fedfill.resume(
-                directory, on_round=follow(directory.name), workers=workers, device=device, data_dir=data_dir
+                directory,
+                on_round=follow(directory.name),
+                workers=workers,
+                device=device,
+                data_dir=data_dir,
+                ray_address=ray_address,
+                gpus_per_worker=gpus_per_worker,
+                min_replies=min_replies,
+                reply_timeout=reply_timeout,
             )
         _print_result(result)
 
@@ -352,6 +443,13 @@ def _words(annotation: Any) -> list[str]:
     if get_origin(annotation) is Literal:
         return [str(word) for word in get_args(annotation)]
     return [word for part in get_args(annotation) for word in _words(part)]
+
+
+def _shape(text: str | None) -> list[int] | None:
+    try:
+        return None if text is None else [int(part) for part in text.replace(",", "x").split("x")]
+    except ValueError:
+        raise FedfillError(f"shape: found '{text}'; allowed: whole numbers such as 1x28x28") from None
 
 
 def _seeds(text: str) -> list[int]:

@@ -154,8 +154,9 @@ def default_directory(prepared: Prepared) -> Path:
 
 
 def arrange(
-    algorithm: str | type[Algorithm], *, data: Any, partition: Any, model: str | nn.Module, **options: Any
-) -> Prepared:
+    algorithm: str | type[Algorithm], *, data: Any, partition: Any, model: str | nn.Module,
+    federation: Federation | None = None, **options: Any,
+) -> Prepared:  # fmt: skip
     """The parts of an experiment from the words of `run`, checked, nothing written.
 
     Args:
@@ -163,6 +164,7 @@ def arrange(
         data: As in `run`.
         partition: As in `run`.
         model: As in `run`.
+        federation: The data, divided, in place of what `data` and `partition` say.
         **options: As in `run`.
 
     Returns:
@@ -202,6 +204,7 @@ def arrange(
         partition=None if isinstance(partition, str) else partition,
         model=None if isinstance(model, str) else model,
         algorithm=kind,
+        federation=federation,
     )
 
 

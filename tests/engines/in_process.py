@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -120,9 +121,9 @@ class InProcessEngine(FlowerEngine):
         self, program: Algorithm, federation: Federation, template: nn.Module, initial: Weights, *, seed: int = 0,
         folder: Path | None = None, timeout: float | None = None, **options: Any,
     ) -> None:  # fmt: skip
-        self._temporary = tempfile.TemporaryDirectory()
         self._threads = torch.get_num_threads()
-        self.folder = folder or Path(self._temporary.name)
+        self._given = folder
+        self.folder = folder or Path(tempfile.mkdtemp())
         self.grid = hosts(program, federation, template, initial, self.folder, seed=seed, timeout=timeout)
         super().__init__(
             self.grid, program, clients=len(federation.clients), classes=federation.classes, test=federation.test,
@@ -146,4 +147,5 @@ class InProcessEngine(FlowerEngine):
 
     def close(self) -> None:
         torch.set_num_threads(self._threads)
-        self._temporary.cleanup()
+        if self._given is None:
+            shutil.rmtree(self.folder)

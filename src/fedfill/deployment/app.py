@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import tomli_w
 from fedfill.data.hosts import Task
 from fedfill.errors import FedfillError
 from fedfill.loop import document_of
+from fedfill.preparation import arrange
 from fedfill.runs.directory import write_atomically, writing
 from fedfill.settings import Experiment
 
@@ -28,6 +30,57 @@ from fedfill.deployment.programs import {side}_app
 # A network or an algorithm of your own, the same at every party: {side}_app(..., model=Net(), algorithm=MyAlgorithm)
 app = {side}_app(Path(__file__).parent)
 '''
+
+
+def init_app(
+    folder: Path,
+    algorithm: str,
+    *,
+    name: str = "federation",
+    class_names: Sequence[str] | None = None,
+    shape: Sequence[int] | None = None,
+    data: str = "digits",
+    **options: Any,
+) -> Path:
+    """Write the app of a new deployment, ready to be edited and run.
+
+    Args:
+        folder: New or empty.
+        algorithm: A name of ``fedfill list algorithms``.
+        name: Of the app, and of the connection to its SuperLink.
+        class_names: What all hosts call their classes, in order; None: as in `data`.
+        shape: Of one image, such as ``(1, 28, 28)``; None: as in `data`.
+        data: A known data set that looks like the hosts' data; with `class_names` and `shape` only a name.
+        **options: As for `fedfill.run`.
+
+    Returns:
+        The folder.
+
+    Raises:
+        FedfillError: Where an option is not allowed, or the folder is not empty.
+    """
+    if (class_names is None) != (shape is None):
+        raise FedfillError(
+            "class-names and shape: one is given and one is not; allowed: both, or a --data that has them"
+        )
+    options = {"clients": 3, "partition": "iid", "model": "auto", **options, "engine": "flower"}
+    if class_names is not None and shape is not None:
+        task = Task(data, int(options["clients"]), tuple(class_names), tuple(shape))
+    else:
+        divided = arrange(algorithm, data=data, **options).federation
+        task = replace(Task.of(divided), fingerprint="")
+    experiment = arrange(algorithm, data=data, federation=task.remote(), **options).experiment
+    place = folder.resolve()
+    server = {
+        "out": f"~/.fedfill/runs/{place.name}",
+        "test-data": "",
+        "test-format": "parquet",
+        "wait": 300.0,
+        "app": str(place),
+        "connection": name,
+    }
+    write_app(place, experiment, task, name=name, server=server)
+    return place
 
 
 def write_app(

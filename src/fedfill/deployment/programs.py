@@ -30,7 +30,7 @@ from fedfill.settings import Experiment, checked
 log = logging.getLogger("fedfill")
 
 SERVER = {
-    "out": "runs/deployment",
+    "out": "~/.fedfill/runs/deployment",
     "test-data": "",
     "test-format": "parquet",
     "wait": 300.0,
@@ -73,7 +73,7 @@ def server_app(
 
     def main(grid: flower.Grid, context: flower.Context) -> None:
         config = _given(context.run_config, SERVER, "run-config")
-        _speak(config["log"])
+        _speak(config["log"] or Path(config["out"]).expanduser() / "deployment" / "server.log")
         try:
             _serve(folder, grid, config, model, algorithm)
         except FedfillError as error:
@@ -130,6 +130,10 @@ def read_app(
         raise FedfillError(f"version: the app was written for fedfill {version}, and this is {__version__}")
     experiment = checked(Experiment, {**document, "engine": "flower"}, "experiment.toml")
     task = read_task(folder)
+    if experiment.clients != task.clients:
+        raise FedfillError(
+            f"clients: found {experiment.clients} in experiment.toml and {task.clients} in task.toml; allowed: the same number"
+        )
     samples = load_host(*test, task, setting="test-data").train if test is not None else None
     return prepare(experiment, federation=task.remote(samples), model=model, algorithm=algorithm)
 

@@ -12,7 +12,7 @@ import functools
 import inspect
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -401,13 +401,15 @@ class FlowerEngine:
     ) -> dict[int, Envelope | Lost]:
         """Send to nodes and wait for the replies; Flower's own wait would look every three seconds only."""
         keys = list(contents)
-        ids = list(self._grid.push_messages([Envelope(contents[k][1], contents[k][0], action) for k in keys]))
+        envelopes = [Envelope(contents[k][1], contents[k][0], action, ttl=seconds) for k in keys]
+        ids = list(self._grid.push_messages(envelopes))
         waiting = {name: k for name, k in zip(ids, keys, strict=False) if name}
         replies: dict[int, Envelope | Lost] = {}
         end = time.monotonic() + seconds
         while waiting and time.monotonic() < end:
-            for name, reply in self._pull(list(waiting)):
-                if name in waiting:
+            for name in list(waiting):
+                reply = self._pull(name)
+                if reply is not None:
                     replies[waiting.pop(name)] = reply
             if waiting:
                 time.sleep(POLL)
@@ -415,14 +417,16 @@ class FlowerEngine:
         unsent = Lost("its message could not be sent")
         return {k: replies.get(k, late if k in waiting.values() else unsent) for k in keys}
 
-    def _pull(self, names: Sequence[str]) -> list[tuple[str, Envelope | Lost]]:
-        """What has arrived; a reply that Flower itself can't read is that client's loss alone."""
+    def _pull(self, name: str) -> Envelope | Lost | None:
+        """The reply to a message, or None as long as there is none.
+
+        One at a time: a reply that Flower itself can't read is then its sender's loss alone. It is never asked for again,
+        since Flower forgets what it has given out.
+        """
         try:
-            return [(reply.metadata.reply_to_message_id, reply) for reply in self._grid.pull_messages(names)]
+            return next(iter(self._grid.pull_messages([name])), None)
         except (ValueError, TypeError, KeyError) as unreadable:
-            if len(names) == 1:
-                return [(names[0], Lost(f"malformed message: {_line(str(unreadable))}"))]
-            return [found for name in names for found in self._pull([name])]
+            return Lost(f"malformed message: {_line(str(unreadable))}")
 
 
 def _line(text: str | None) -> str:
@@ -514,7 +518,7 @@ def client_app(program: Any, arrive: Callable[[Context], Site]) -> ClientApp:
                 if words.get("digest") != office.site.digest and name != HELLO:
                     raise ValueError("the message is another experiment's")
                 answer = serve(office, value, {**words, "run": str(context.run_id)})
-            except (ValueError, FedfillError) as refused:
+            except (ValueError, FedfillError, SystemExit) as refused:  # without a reply Flower waits for a minute
                 log.warning("refused '%s': %s", name, refused)
                 answer = Answer(error=_line(str(refused)))
             return Envelope(pack(encode(answer)), reply_to=message)

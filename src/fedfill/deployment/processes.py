@@ -1,0 +1,572 @@
+"""A Flower federation on this host: its SuperLink and SuperNodes, started, watched and stopped as one.
+
+Everything lies in one folder: keys, logs, and a ``.pid`` file for each process. Every process leads a group of its own, so
+that the processes which it starts itself are stopped with it. Should this program be killed, a small warden, which is
+this very module run as a program, reads the ``.pid`` files and stops the rest; should that be killed too, the next federation
+in the same folder does. Flower itself is never imported here, only run.
+"""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+import tomli_w
+from filelock import FileLock, Timeout
+
+from fedfill.errors import FedfillError
+
+Setting = str | int | float | bool
+"""What Flower's run configuration and node configuration may hold."""
+
+_HOST = "127.0.0.1"
+_START = 90.0  # seconds for a process to come up; two are usual, but a killed SuperNode is missed for up to sixty
+_GRACE = 5.0  # seconds to end politely; Flower's programs end themselves by force after as long
+_TICK = 0.05
+# what Flower's processes log
+_TAKEN = "address already in use"
+_ONLINE = re.compile(r"SuperNode ID: (\d+)")
+_STILL_ONLINE = "Failed to activate SuperNode"
+
+
+class LocalFederation:
+    """A running federation; made by ``local_federation``.
+
+    Args:
+        folder: Holds everything, as an absolute path.
+        nodes: The node configuration of each SuperNode.
+
+    Attributes:
+        superlink: The process that carries the messages.
+        supernodes: One process for each node, None while it is killed.
+        connection: Name of the SuperLink for the ``flwr`` command.
+        environment: For every Flower program that is to meet this federation.
+    """
+
+    connection = "local"
+    superlink: subprocess.Popen[bytes]
+
+    def __init__(self, folder: Path, nodes: Sequence[Mapping[str, Setting]]) -> None:
+        self.folder = folder
+        self.environment: Mapping[str, str] = _environment(folder / "flower" / "superlink")
+        self.supernodes: list[subprocess.Popen[bytes] | None] = [None] * len(nodes)
+        self._nodes = nodes
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._logged: dict[str, int] = {}
+
+    def start(self) -> None:
+        """Start everything, and wait until every SuperNode is online.
+
+        Raises:
+            FedfillError: Where a process does not come up.
+        """
+        folder = self.folder
+        shutil.rmtree(folder / "flower", ignore_errors=True)  # a kill may have left half an app there
+        self._warden = self._launch(
+            *("warden", sys.executable, "-P", "-m", "fedfill.deployment.processes", str(os.getpid()), str(folder)),
+        )
+        self.superlink, self._address = self._start_superlink()
+        # Flower's own choice, a SuperExec that the SuperLink starts, leaves the SuperLink's process group
+        self._superexec = self._launch(
+            *("serverapp", _program("flower-superexec"), "--runtime-api-address", self._address),
+            *("--root-certificates", str(folder / "ca.crt"), "--parent-pid", str(self.superlink.pid)),
+        )
+        with ThreadPoolExecutor(4) as pool:  # each call spends a second on imports
+            list(pool.map(self._register, range(len(self._nodes))))
+        for k in range(len(self._nodes)):
+            self.start_node(k, wait=False)
+        for k in range(len(self._nodes)):
+            self.wait_for_node(k)
+        self.check()
+
+    def submit(self, app: Path, run_config: Mapping[str, Setting] | None = None) -> int:
+        """Start a run of a Flower app.
+
+        Args:
+            app: The folder of the app.
+            run_config: Replaces values of ``[tool.flwr.app.config]``.
+
+        Returns:
+            The run's id.
+
+        Raises:
+            FedfillError: Where Flower refuses the app or can't be reached.
+        """
+        config = self.folder / "run.toml"  # values in a file need no quoting
+        config.write_bytes(tomli_w.dumps(dict(run_config or {})).encode())
+        answer = self._flwr("run", str(app.resolve()), self.connection, "--run-config", str(config))
+        return int(answer["run-id"])
+
+    def status(self, run_id: int) -> tuple[str, str]:
+        """How a run is doing.
+
+        Args:
+            run_id: As ``submit`` returned it.
+
+        Returns:
+            For example ``("finished:completed", "")``; the second is Flower's explanation of a failure.
+
+        Raises:
+            FedfillError: Where the run is unknown or the SuperLink can't be reached.
+        """
+        (run,) = self._flwr("list", self.connection, "--run-id", str(run_id))["runs"]
+        details = str(run["status-details"])
+        return str(run["status"]), "" if details == "N/A" else details
+
+    def stop_run(self, run_id: int) -> None:
+        """End a run early, if it still runs.
+
+        Args:
+            run_id: As ``submit`` returned it.
+        """
+        with suppress(FedfillError):
+            self._flwr("stop", str(run_id), self.connection)
+
+    def start_node(self, k: int, wait: bool = True) -> None:
+        """Start a SuperNode, with the key that it had before; one that still runs is killed.
+
+        Args:
+            k: Its position.
+            wait: Whether to return only once it is online.
+
+        Raises:
+            FedfillError: Where it does not come online.
+        """
+        self.kill_node(k)
+        name, home = f"node{k}", self.folder / "flower" / f"node{k}"
+        shutil.rmtree(home, ignore_errors=True)
+        _make_node_key(self.folder / name)
+        config = self.folder / f"{name}.toml"
+        config.write_bytes(tomli_w.dumps(dict(self._nodes[k])).encode())
+        self.supernodes[k] = self._launch(
+            *(name, _program("flower-supernode"), "--superlink", self._address),
+            *("--root-certificates", str(self.folder / "ca.crt"), "--host", _HOST, "--port", str(_free_port())),
+            *("--auth-supernode-private-key", str(self.folder / f"{name}.key"), "--node-config", str(config)),
+            home=home,
+        )
+        if wait:
+            self.wait_for_node(k)
+
+    def wait_for_node(self, k: int) -> int:
+        """Wait until a SuperNode is online; start it again as long as the SuperLink has not missed its killed forerunner.
+
+        Args:
+            k: Its position.
+
+        Returns:
+            Its id.
+
+        Raises:
+            FedfillError: Where it ended, or takes too long.
+        """
+        name, deadline = f"node{k}", time.monotonic() + _START
+        while True:
+            node = self.supernodes[k]
+            if node is None or not self._wait(node, lambda: _ONLINE.search(self._log(name)) is not None):
+                log = self._log(name)
+                if time.monotonic() > deadline or not (_TAKEN in log or _STILL_ONLINE in log):
+                    raise self._failure(f"SuperNode {k}", name, node)
+                time.sleep(1)
+                self.start_node(k, wait=False)
+            elif found := _ONLINE.search(self._log(name)):
+                return int(found[1])
+
+    def kill_node(self, k: int) -> None:
+        """Kill a SuperNode and what it started, with no warning, as a power cut would.
+
+        Args:
+            k: Its position.
+        """
+        node, self.supernodes[k] = self.supernodes[k], None
+        if node is not None:
+            _signal([node.pid], signal.SIGKILL, self.folder)
+            node.wait()
+
+    def dismiss_node(self, k: int) -> None:
+        """Tell the SuperLink that a killed node will not come back: what it owes fails now, not after missed heartbeats.
+
+        Its key is used up; started again, the node has another key and another id.
+
+        Args:
+            k: Its position.
+
+        Raises:
+            FedfillError: Where the SuperLink refuses.
+        """
+        name = f"node{k}"
+        if found := _ONLINE.search(self._log(name)):
+            self._flwr("supernode", "unregister", found[1], self.connection)
+        (self.folder / f"{name}.pub").unlink()
+        _make_node_key(self.folder / name)
+        self._register(k)
+
+    def check(self) -> None:
+        """Complain where the federation can't go on.
+
+        Raises:
+            FedfillError: Where the SuperLink, what runs its server apps, or every SuperNode has ended.
+        """
+        for process in self._processes:
+            process.poll()  # its own children wait for it to leave the process table before they end themselves
+        for what, name, process in (
+            ("the warden", "warden", self._warden),
+            ("the SuperLink", "superlink", self.superlink),
+            ("the SuperExec of the SuperLink", "serverapp", self._superexec),
+        ):
+            if process.poll() is not None:
+                raise self._failure(what, name, process)
+        if self.supernodes and all(node is None or node.poll() is not None for node in self.supernodes):
+            last = len(self.supernodes) - 1
+            raise self._failure("every SuperNode", f"node{last}", self.supernodes[last])
+
+    def stop(self) -> None:
+        """Stop everything that was started, and wait until it is gone."""
+        _stop(self.folder, self._processes)
+        for process in self._processes:
+            process.wait()
+
+    def _start_superlink(self) -> tuple[subprocess.Popen[bytes], str]:
+        """The SuperLink, once it accepts connections, and its address."""
+        for again in (True, False):
+            port = _free_port()
+            superlink = self._launch(
+                *("superlink", _program("flower-superlink"), "--host", _HOST, "--port", str(port)),
+                *("--ssl-ca-certfile", str(self.folder / "ca.crt"), "--ssl-certfile", str(self.folder / "server.crt")),
+                *("--ssl-keyfile", str(self.folder / "server.key"), "--enable-supernode-auth"),
+                *("--isolation", "process", "--disable-runtime-dependency-installation"),
+            )
+            if self._wait(superlink, partial(_answers, port, self.folder / "ca.crt")):
+                break
+            if not (again and _TAKEN in self._log("superlink")):
+                raise self._failure("the SuperLink", "superlink", superlink)
+        address = f"{_HOST}:{port}"
+        connection = {"address": address, "root-certificates": str(self.folder / "ca.crt")}
+        settings = {"superlink": {"default": self.connection, self.connection: connection}}
+        home = Path(self.environment["FLWR_HOME"])
+        home.mkdir(parents=True, exist_ok=True)
+        (home / "config.toml").write_bytes(tomli_w.dumps(settings).encode())
+        return superlink, address
+
+    def _register(self, k: int) -> None:
+        """Make a node's key known to the SuperLink."""
+        self._flwr("supernode", "register", str(self.folder / f"node{k}.pub"), self.connection, "--name", f"node{k}")
+
+    def _launch(self, name: str, *command: str, home: Path | None = None) -> subprocess.Popen[bytes]:
+        """Start a process that leads a group of its own and writes to a log of its own."""
+        with (self.folder / f"{name}.log").open("ab") as log:
+            self._logged[name] = log.tell()
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env={**self.environment, **({"FLWR_HOME": str(home)} if home else {})},
+                cwd=self.folder,
+                start_new_session=True,
+            )
+        self._processes.append(process)
+        (self.folder / f"{name}.pid").write_text(str(process.pid))
+        return process
+
+    def _wait(self, process: subprocess.Popen[bytes], ready: Callable[[], bool]) -> bool:
+        """Whether a process became ready, before it ended or took too long."""
+        deadline = time.monotonic() + _START
+        while not ready():
+            if process.poll() is not None or time.monotonic() > deadline:
+                return False
+            time.sleep(_TICK)
+        return True
+
+    def _log(self, name: str) -> str:
+        """What a process has logged since it was last started."""
+        with (self.folder / f"{name}.log").open("rb") as log:
+            log.seek(self._logged[name])
+            return log.read().decode(errors="replace")
+
+    def _failure(self, what: str, name: str, process: subprocess.Popen[bytes] | None) -> FedfillError:
+        """The sentence about a process that failed."""
+        code = process and process.poll()
+        found = f"ended with status {code}" if code is not None else "was killed" if process is None else "is not ready"
+        return FedfillError(
+            f"engine: {what} of the Flower federation {found}: {_last_words(self._log(name))}; "
+            f"see {self.folder / name}.log"
+        )
+
+    def _flwr(self, *command: str) -> dict[str, Any]:
+        """What a ``flwr`` command answers about this federation."""
+        return flwr(*command, environment=self.environment)
+
+
+@contextmanager
+def local_federation(folder: Path, nodes: Sequence[Mapping[str, Setting]]) -> Iterator[LocalFederation]:
+    """Run a SuperLink and SuperNodes on this host, over TLS, with a key for each node.
+
+    Args:
+        folder: Holds keys, logs and all else that the federation needs; keys in it are used again, and what an earlier
+            federation in it left running is stopped.
+        nodes: The node configuration of each SuperNode.
+
+    Yields:
+        The federation, with every SuperNode online. All of its processes are gone afterwards.
+
+    Raises:
+        FedfillError: Where Flower is not installed, a process does not come up, or the folder is in use.
+    """
+    if os.name != "posix":
+        raise FedfillError("engine: a Flower federation on one host needs Linux or macOS")
+    folder = folder.resolve()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(folder / ".lock", timeout=0).acquire()
+    except Timeout:
+        raise FedfillError(f"folder: a federation runs in {folder}; stop it or choose another folder") from None
+    except OSError as error:
+        raise FedfillError(f"folder: can't use {folder} ({error.strerror or error}); choose another one") from error
+    with lock:
+        _stop(folder)
+        _make_certificate(folder)
+        for k in range(len(nodes)):
+            _make_node_key(folder / f"node{k}")
+        federation = LocalFederation(folder, nodes)
+        try:
+            federation.start()
+            yield federation
+        finally:
+            federation.stop()
+
+
+def flwr(*command: str, environment: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """Run a ``flwr`` command.
+
+    Args:
+        *command: Its words, without ``flwr`` and ``--format``.
+        environment: Says where Flower is at home; None: as for any other command of the user.
+
+    Returns:
+        What it answers.
+
+    Raises:
+        FedfillError: Where it fails.
+    """
+    words = [_program("flwr"), *command, "--format", "json"]
+    try:
+        done = subprocess.run(
+            words, stdin=subprocess.DEVNULL, capture_output=True, timeout=_START, env=environment or _environment()
+        )
+        said = done.stdout.decode(errors="replace")
+        answer = (
+            json.loads(said)
+            if said.startswith("{")
+            else {"error-message": _last_words(done.stderr.decode(errors="replace") + said)}
+        )
+    except subprocess.TimeoutExpired:
+        answer = {"error-message": f"no answer within {_START:.0f} seconds"}
+    if not answer.get("success"):
+        reason = re.sub(r"^Using SuperLink: \S+ \(\S+\) ", "", " ".join(str(answer.get("error-message")).split()))
+        raise FedfillError(f"engine: 'flwr {command[0]}' failed: {reason}")
+    return cast("dict[str, Any]", answer)
+
+
+def _program(name: str) -> str:
+    """The path of a program that comes with Flower."""
+    path = shutil.which(name, path=str(Path(sys.executable).parent))
+    if path is None:
+        raise FedfillError(f"engine: flower needs the program {name}; install it with: pip install 'fedfill[flower]'")
+    return path
+
+
+def _environment(home: Path | None = None) -> Mapping[str, str]:
+    """The environment of Flower's programs: one thread each, and silent towards the world unless the user wants it else."""
+    programs = str(Path(sys.executable).parent)  # Flower's programs find each other by name
+    return {
+        "OMP_NUM_THREADS": "1",
+        "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1",
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "FLWR_DISABLE_UPDATE_CHECK": "1",
+        "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "UV_OFFLINE": "1",
+        **os.environ,
+        **({"FLWR_HOME": str(home)} if home else {}),
+        "PATH": os.pathsep.join([programs, os.environ.get("PATH", os.defpath)]),
+        # a proxy is of no use on the way to this host
+        **{name: ",".join(filter(None, [_HOST, os.environ.get(name)])) for name in ("NO_PROXY", "no_proxy")},
+    }
+
+
+def _make_certificate(folder: Path) -> None:
+    """A certificate for this host, and the authority that vouches for it, unless they are there."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.x509.oid import ExtendedKeyUsageOID
+
+    if all((folder / name).exists() for name in ("ca.crt", "server.crt", "server.key")):
+        return
+    now = datetime.datetime.now(datetime.UTC)
+
+    def certificate(subject: str, issuer: str, key: ec.EllipticCurvePrivateKey) -> x509.CertificateBuilder:
+        names = [x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)]) for name in (subject, issuer)]
+        builder = x509.CertificateBuilder().subject_name(names[0]).issuer_name(names[1]).public_key(key.public_key())
+        builder = builder.not_valid_before(now - datetime.timedelta(days=1)).serial_number(x509.random_serial_number())
+        return builder.not_valid_after(now + datetime.timedelta(days=3650))
+
+    # the authority signs once and its key is forgotten: nothing else can ever be signed with it
+    authority, server = ec.generate_private_key(ec.SECP384R1()), ec.generate_private_key(ec.SECP384R1())
+    usage = x509.KeyUsage(False, False, False, False, False, True, True, False, False)
+    identity = x509.SubjectKeyIdentifier.from_public_key(authority.public_key())
+    root = certificate("fedfill rehearsal CA", "fedfill rehearsal CA", authority)
+    root = root.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+    root = root.add_extension(usage, critical=True).add_extension(identity, critical=False)
+    leaf = certificate("SuperLink", "fedfill rehearsal CA", server)
+    hosts = [x509.IPAddress(ipaddress.ip_address(_HOST)), x509.DNSName("localhost")]
+    leaf = leaf.add_extension(x509.SubjectAlternativeName(hosts), critical=False)
+    issuer = x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(identity)
+    leaf = leaf.add_extension(issuer, critical=False)
+    leaf = leaf.add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+    pem, plain = serialization.Encoding.PEM, serialization.NoEncryption()
+    _write_secret(folder / "server.key", server.private_bytes(pem, serialization.PrivateFormat.PKCS8, plain))
+    (folder / "server.crt").write_bytes(leaf.sign(authority, hashes.SHA384()).public_bytes(pem))
+    (folder / "ca.crt").write_bytes(root.sign(authority, hashes.SHA384()).public_bytes(pem))
+
+
+def _make_node_key(path: Path) -> None:
+    """A SuperNode's pair of keys, ``.key`` and ``.pub``, unless they are there."""
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    if path.with_suffix(".pub").exists():
+        return
+    key = ec.generate_private_key(ec.SECP384R1())
+    ssh, plain = serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
+    _write_secret(path.with_suffix(".key"), key.private_bytes(serialization.Encoding.PEM, ssh, plain))
+    public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+    path.with_suffix(".pub").write_bytes(public)  # last: where it is, the other is whole
+
+
+def _write_secret(path: Path, data: bytes) -> None:
+    """Write a file that its owner alone can ever read."""
+    path.unlink(missing_ok=True)
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        file.write(data)
+
+
+def _free_port() -> int:
+    """A port that nothing listens on at this moment."""
+    with socket.socket() as probe:
+        probe.bind((_HOST, 0))
+        return int(probe.getsockname()[1])
+
+
+def _answers(port: int, authority: Path) -> bool:
+    """Whether the server with our certificate, and no other, answers at this port."""
+    try:
+        context = ssl.create_default_context(cafile=authority)
+        with (
+            socket.create_connection((_HOST, port), timeout=5) as plain,
+            context.wrap_socket(plain, server_hostname=_HOST),
+        ):
+            return True
+    except OSError:
+        return False
+
+
+def _last_words(log: str) -> str:
+    """The last line of a log that tells something."""
+    lines = [line.strip() for line in re.sub(r"\x1b\[\d*m", "", log).splitlines()]
+    told = [line for line in lines if line and not line.startswith("For more information")]
+    bad = [line for line in told if not re.match(r"(\S+Z )?INFO\b", line)]
+    return (bad or told or ["it logged nothing"])[-1]
+
+
+def _stop(folder: Path, children: Iterable[subprocess.Popen[bytes]] = ()) -> None:
+    """Stop what the ``.pid`` files of a folder name, and all that it started; the warden last, so that it outlives a kill.
+
+    Args:
+        folder: Of the federation.
+        children: Those that this program started: what has ended stays in the process table until it is asked about.
+    """
+    groups = {}
+    for file in folder.glob("*.pid"):
+        with suppress(ValueError):  # an empty file: whoever wrote it was killed just then
+            groups[file.stem] = int(file.read_text())
+    warden = groups.pop("warden", os.getpid())
+    for kind in (signal.SIGTERM, signal.SIGKILL):
+        signalled = _signal(groups.values(), kind, folder)
+        deadline = time.monotonic() + _GRACE
+        while _alive(signalled) and time.monotonic() < deadline:
+            time.sleep(_TICK)
+            for child in children:
+                child.poll()
+    if warden != os.getpid():
+        signalled = _signal([warden], signal.SIGKILL, folder)
+        while _alive(signalled):
+            time.sleep(_TICK)
+    for file in folder.glob("*.pid"):
+        file.unlink(missing_ok=True)
+
+
+def _signal(groups: Iterable[int], kind: signal.Signals, folder: Path) -> set[int]:
+    """Signal process groups, and tell which; not those whose number now belongs to a process that is not the folder's."""
+    signalled = set()
+    for group in groups:
+        command = _command_line(group)
+        # a group outlives its leader, and its number is not given to another process as long as it does
+        if not command or str(folder) in command:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(group, kind)
+                signalled.add(group)
+    return signalled
+
+
+def _command_line(pid: int) -> str:
+    """The command line of a process; empty where it has ended."""
+    if Path("/proc/self/cmdline").exists():
+        with suppress(OSError):
+            return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        return ""
+    return subprocess.run(["ps", "-ww", "-o", "command=", "-p", str(pid)], capture_output=True, text=True).stdout
+
+
+def _alive(groups: Iterable[int]) -> set[int]:
+    """Which process groups have a member that runs, and does not merely wait for its parent to notice its end."""
+    wanted, found = set(groups), set()
+    if Path("/proc/self/stat").exists():
+        for stat in Path("/proc").glob("[0-9]*/stat"):
+            with suppress(OSError):
+                state, _, number, *_ = stat.read_text(errors="replace").rpartition(")")[2].split()
+                if state not in "ZX":
+                    found.add(int(number))
+        return wanted & found
+    for group in wanted:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(group, 0)
+            found.add(group)
+    return found
+
+
+def _guard(owner: int, folder: Path) -> None:
+    """The warden: once the program that started it is gone, stop what it left behind."""
+    while os.getppid() == owner:
+        time.sleep(4 * _TICK)
+    _stop(folder)
+
+
+if __name__ == "__main__":
+    _guard(int(sys.argv[1]), Path(sys.argv[2]))

@@ -1,0 +1,440 @@
+"""The Flower engine against a server that is killed, strangers, and hosts that send nonsense."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+from tests.engines.in_process import InProcessEngine, hosts
+from tests.helpers import CLASSES, run_rounds, small_federation
+
+from fedfill import tree
+from fedfill.algorithms import Algorithm
+from fedfill.algorithms.fedavg import Broadcast, FedAvg, Update
+from fedfill.algorithms.feddpms import FedDPMS
+from fedfill.data.samples import Samples
+from fedfill.engines.contract import Server, State
+from fedfill.engines.flower import EVALUATE, HELLO, Answer, FlowerEngine, Hello, Scores, encode, pack, unpack
+from fedfill.errors import FedfillError
+from fedfill.models.networks import ModelSettings, build
+from fedfill.models.views import weights_of
+from fedfill.privacy.ledger import Release
+from fedfill.tree import Record
+
+TWO: dict[str, Algorithm] = {
+    "fedavg": FedAvg(local_epochs=1, batch_size=8),
+    "feddpms": FedDPMS(local_epochs=1, batch_size=8, preliminary_rounds=2, n_classes=1, alpha=4, max_candidates=40),
+}
+ROUNDS = 5
+HALF = 0.5
+
+
+class World:
+    """An algorithm on four clients, half of them in a round, on a Flower grid in this process."""
+
+    def __init__(self, name: str, folder: Path, **options: Any) -> None:
+        self.federation = small_federation()
+        algorithm = TWO[name]
+        self.net = build("cnn2", (1, 8, 8), CLASSES, ModelSettings(), decoder="decoder" in algorithm.parts, seed=0)
+        self.algorithm = algorithm.resolved(rounds=ROUNDS, model=self.net, inputs=self.federation.sample.inputs)
+        self.initial = weights_of(self.net)
+        self.folder = folder
+        self.options = options
+        self.engine = self.connect()
+        self.server = self.serve()
+
+    def connect(self, run_id: int = 1) -> InProcessEngine:
+        engine = InProcessEngine(
+            self.algorithm, self.federation, self.net, self.initial, folder=self.folder, **self.options
+        )
+        engine.grid.run_id = run_id
+        for context in engine.grid.contexts.values():
+            context.run_id = run_id
+        return engine
+
+    def serve(self, participation: float = HALF) -> Server:
+        server = Server(
+            self.engine, clients=4, classes=CLASSES, rounds=ROUNDS, participation=participation, seed=0,
+            initial=self.initial, model=self.load, sample=self.federation.sample,
+        )  # fmt: skip
+        server.state = State(self.algorithm.server_state(self.initial))
+        return server
+
+    def load(self, weights: Any) -> Any:
+        self.net.load_state_dict(weights, strict=False)
+        return self.net
+
+    def round(self, t: int) -> None:
+        self.server.begin(t)
+        self.algorithm.round(self.server, t)
+
+    @property
+    def sha256(self) -> str:
+        return tree.sha256(self.algorithm.global_weights(self.server))
+
+
+@pytest.fixture(autouse=True)
+def threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def warned(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
+    caplog.set_level(logging.WARNING, logger="fedfill")
+    return lambda: [record.getMessage() for record in caplog.records if record.name == "fedfill"]
+
+
+def expected(name: str) -> str:
+    server = run_rounds(TWO[name], ROUNDS, participation=HALF)
+    return tree.sha256(TWO[name].global_weights(server))
+
+
+# Same bits
+
+
+@pytest.mark.parametrize("name", TWO)
+def test_same_bits_as_in_one_process(name: str, tmp_path: Path) -> None:
+    world = World(name, tmp_path)
+    for t in range(ROUNDS):
+        world.round(t)
+    assert world.sha256 == expected(name)
+
+
+@pytest.mark.parametrize("name", TWO)
+@pytest.mark.parametrize("killed_in", range(ROUNDS))
+def test_a_server_that_was_killed_in_a_round_does_it_again_with_the_same_bits(
+    name: str, killed_in: int, tmp_path: Path
+) -> None:
+    """Hosts have committed by then; they go back to where the round began."""
+    world = World(name, tmp_path)
+    for t in range(killed_in):
+        world.round(t)
+    checkpoint = tree.to_bytes(world.server.state.tree())
+    world.round(killed_in)  # everything arrived, and nothing was written
+    world.engine = world.connect(run_id=2)
+    world.server = world.serve()
+    world.server.state = State(tree.from_bytes(checkpoint))
+    for t in range(killed_in, ROUNDS):
+        world.round(t)
+    assert world.sha256 == expected(name)
+
+
+def test_a_host_that_was_started_anew_goes_on(tmp_path: Path) -> None:
+    world = World("feddpms", tmp_path)
+    for t in range(ROUNDS):
+        world.engine = world.connect()  # new processes each time; only the disk remains
+        world.server._engine = world.engine
+        world.round(t)
+    assert world.sha256 == expected("feddpms")
+
+
+def test_a_server_that_lost_more_than_a_round_is_refused(tmp_path: Path) -> None:
+    world = World("fedavg", tmp_path)
+    for t in range(3):
+        world.round(t)
+    ahead = [
+        int(path.name.split("-")[1])
+        for path in sorted(tmp_path.glob("host*/client-*.safetensors"))
+        if tree.from_bytes(path.read_bytes()).round > 0
+    ]
+    assert ahead
+    world.engine = world.connect(run_id=2)
+    world.server = world.serve(participation=1.0)
+    with pytest.raises(FedfillError, match="the server asks for round 1, and this client has been in round"):
+        world.server.call(ahead, world.algorithm.train, Broadcast(world.initial))
+
+
+def test_a_damaged_state_is_a_lost_reply_and_says_so(tmp_path: Path) -> None:
+    world = World("fedavg", tmp_path)
+    world.server = world.serve(participation=1.0)
+    world.round(0)
+    (damaged,) = (tmp_path / "host2").glob("client-2-*.safetensors")
+    damaged.write_bytes(damaged.read_bytes()[:-9])
+    world.round(1)
+    assert [(lost["client"], lost["reason"][:10]) for lost in world.server.lost] == [(2, "state-dir:")]
+
+
+# Strangers
+
+
+def test_strangers_are_refused_once_and_disturb_nobody(tmp_path: Path, warned: Callable[[], list[str]]) -> None:
+    world = World("fedavg", tmp_path)
+    world.server = world.serve(participation=1.0)
+    grid = world.engine.grid
+    arguments = (world.algorithm, world.federation, world.net, world.initial, tmp_path / "strangers")
+    another = hosts(*arguments, digest="another")
+    twin = hosts(*arguments)
+    for node, app in {7: another.apps[100], 8: twin.apps[101]}.items():
+        grid.apps[node], grid.contexts[node] = app, grid.contexts[100]
+        grid.online.add(node)
+    for t in range(2):
+        world.round(t)
+    assert world.server.lost == []
+    assert warned() == [
+        "node 7 is refused: it runs another experiment or release, or its initial weights are others",
+        "node 8 is refused: another node is client 1 already",
+    ]
+    assert {message.metadata.message_type for message in grid.sent if message.metadata.dst_node_id in (7, 8)} == {HELLO}
+
+
+@pytest.mark.parametrize(
+    ("hello", "why"),
+    [
+        (Hello(0, 99, "digest"), "another release"),
+        (Hello(9, 1, "digest"), "its client number is 9; allowed: 0 to 3"),
+        (Hello(-1, 1, "digest"), "its client number is -1"),
+        (Hello("0", 1, "digest"), "'client' of a Hello is wrong"),  # type: ignore[arg-type]
+        (Update({}, 3), "a Update in place of a Hello"),
+    ],
+)
+def test_a_node_that_says_nonsense_of_itself_is_refused(hello: Any, why: str, tmp_path: Path) -> None:
+    world = World("fedavg", tmp_path)
+    grid = world.engine.grid
+    grid.spoil = lambda message, reply: Message(pack(encode(Answer(hello))), reply_to=message)
+    with pytest.raises(FedfillError, match=r"clients: 0 of 4 hosts were there .*refused.*" + why):
+        FlowerEngine(
+            grid, world.algorithm, clients=4, classes=CLASSES, test=world.federation.test, template=world.net,
+            digest="digest", device=torch.device("cpu"), wait=0,
+        )  # fmt: skip
+
+
+def test_a_host_that_is_away_is_lost_and_called_again_when_it_is_back(tmp_path: Path) -> None:
+    world = World("fedavg", tmp_path)
+    world.server = world.serve(participation=1.0)
+    world.engine.grid.online.discard(102)
+    world.round(0)
+    assert world.server.lost == [{"client": 2, "handler": "train", "reason": "its host is not there"}]
+    world.engine.grid.online.add(102)
+    world.round(1)
+    assert world.server.lost == []
+
+
+# Nonsense from hosts
+
+
+def spoilt(client: int, make: Callable[[Message], Message | None]) -> Callable[[Message, Message], Message | None]:
+    def spoil(message: Message, reply: Message) -> Message | None:
+        if message.metadata.dst_node_id != 100 + client or message.metadata.message_type.startswith("query"):
+            return reply
+        return make(message)
+
+    return spoil
+
+
+def content(body: Any) -> Callable[[Message], Message]:
+    return lambda message: Message(body, reply_to=message)
+
+
+@dataclass(frozen=True)
+class Foreign(Record):
+    declared: ClassVar = {}
+    x: int = 0
+
+
+GOOD = Update({}, 3)
+NONSENSE: dict[str, tuple[Any, str]] = {
+    "empty": (RecordDict(), "malformed message"),
+    "words only": (RecordDict({"words": ConfigRecord({"a": 1})}), "malformed message"),
+    "garbage": (pack(Array(dtype="uint8", shape=(9,), stype="fedfill.safetensors", data=b"\xff" * 9)), "hold no tree"),
+    "numpy": (
+        RecordDict({"tree": ArrayRecord({"safetensors": Array(torch.ones(3).numpy())}), "words": ConfigRecord({})}),
+        "numpy.ndarray",
+    ),
+    "no answer": (pack(encode({"reply": 1})), "a dict in place of a Answer"),
+    "nothing": (pack(encode(Answer())), "neither a reply nor an error"),
+    "another kind": (pack(encode(Answer(Broadcast({})))), "a Broadcast in place of a Update"),
+    "a hello": (pack(encode(Answer(Hello(1, 1, "digest")))), "a Hello in place of a Update"),
+    "wrong type": (pack(encode(Answer(Update({}, "3")))), "'samples' of a Update is wrong"),  # type: ignore[arg-type]
+    "no weights": (pack(encode(Answer(Update(None, 3)))), "'weights' of a Update is wrong"),  # type: ignore[arg-type]
+    "not tensors": (pack(encode(Answer(Update({"a": 3}, 3)))), "'weights.a' of a Update"),  # type: ignore[dict-item]
+    "other names": (pack(encode(Answer(GOOD))), "other names, types or shapes"),
+    "releases": (pack(encode(Answer(GOOD, releases=((3, Release("x", 0.0)),)))), "'releases.0.0'"),  # type: ignore[arg-type]
+    "foreign": (pack(encode(Answer(Foreign()))), "of a Answer is wrong"),  # type: ignore[arg-type]
+}
+
+
+@pytest.mark.parametrize("name", NONSENSE)
+def test_nonsense_from_a_host_is_its_loss_alone(name: str, tmp_path: Path) -> None:
+    body, why = NONSENSE[name]
+    world = World("fedavg", tmp_path)
+    world.server = world.serve(participation=1.0)
+    world.engine.grid.spoil = spoilt(1, content(body))
+    world.round(0)
+    assert [lost["client"] for lost in world.server.lost] == [1]
+    assert why in world.server.lost[0]["reason"]
+    world.engine.grid.spoil = lambda message, reply: reply
+    world.round(1)
+    assert world.server.lost == []
+
+
+def test_a_reply_that_never_comes_is_late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedfill.engines.flower.GRACE", 0.5)
+    world = World("fedavg", tmp_path, timeout=1.0)
+    world.server = world.serve(participation=1.0)
+    world.engine.grid.spoil = spoilt(3, lambda message: None)
+    world.round(0)
+    assert world.server.lost == [{"client": 3, "handler": "train", "reason": "no answer within 1.5 s"}]
+
+
+def test_a_reply_that_is_too_large_is_refused(tmp_path: Path) -> None:
+    world = World("fedavg", tmp_path, limit=2000)
+    with pytest.raises(FedfillError, match=r"oversized message: [\d,]+ bytes, and max-message-bytes is 2,000"):
+        world.round(0)
+
+
+def test_an_error_of_flower_itself_is_a_loss(tmp_path: Path) -> None:
+    world = World("fedavg", tmp_path)
+    world.server = world.serve(participation=1.0)
+
+    def broken(message: Message, context: Any) -> Message:
+        raise RuntimeError("killed\nby the system")
+
+    world.engine.grid.apps[101] = broken  # type: ignore[assignment]
+    world.round(0)
+    assert [lost["client"] for lost in world.server.lost] == [1]
+    assert "killed" in world.server.lost[0]["reason"]
+
+
+def test_codes_of_a_wrong_shape_are_not_passed_on(tmp_path: Path) -> None:
+    world = World("feddpms", tmp_path)
+    world.server = world.serve(participation=1.0)
+    for t in range(2):
+        world.round(t)
+
+    def spoil(message: Message, reply: Message) -> Message:
+        answer, _ = unpack(reply.content, 2**30)
+        if message.metadata.dst_node_id == 100 and message.metadata.message_type == "train.secondary_client":
+            lies = {"classes": [0], "counts": [1], "codes": torch.zeros(1, 3)}
+            answer = Answer(replace(answer.reply, **lies), None, answer.releases)
+        return Message(pack(encode(answer)), reply_to=message)
+
+    world.engine.grid.spoil = spoil
+    world.round(2)
+    assert [lost["client"] for lost in world.server.lost] == [0]
+    assert "'codes' of the reply" in world.server.lost[0]["reason"]
+    assert 0 not in world.server.state.shared
+
+
+# Nonsense from a server
+
+
+def say(world: World, action: str, value: Any, **words: Any) -> Answer:
+    message = Message(pack(encode(value), **{"digest": "digest", "round": 0, "client": 0, **words}), 100, action)
+    (name,) = world.engine.grid.push_messages([message])
+    (reply,) = world.engine.grid.pull_messages([name])
+    assert reply.has_content(), reply.error
+    answer, _ = unpack(reply.content, 2**30)
+    return answer
+
+
+@pytest.mark.parametrize(
+    ("value", "words", "why"),
+    [
+        (Broadcast({}), {"digest": "another"}, "the message is another experiment's"),
+        (Broadcast({}), {"client": 2}, "the message is for client 2, and this is client 0"),
+        (Broadcast({}), {"round": -1}, "round -1"),
+        (Broadcast({}), {"round": "x"}, "round 'x'"),
+        (Update({}, 1), {}, "a Update in place of a Broadcast"),
+        (None, {}, "a NoneType in place of a Broadcast"),
+        (Broadcast({"w": 3}), {}, "'weights.w' of a Broadcast"),  # type: ignore[dict-item]
+    ],
+)
+def test_a_host_refuses_nonsense(
+    value: Any, words: dict[str, Any], why: str, tmp_path: Path, warned: Callable[[], list[str]]
+) -> None:
+    world = World("fedavg", tmp_path)
+    answer = say(world, "train.train", value, **words)
+    assert answer.reply is None
+    assert why in str(answer.error)
+    assert any(why in line for line in warned())
+    assert not list((tmp_path / "host0").glob("*.safetensors"))
+
+
+def test_a_message_of_an_unknown_kind_is_refused(tmp_path: Path) -> None:
+    world = World("fedavg", tmp_path)
+    message = Message(pack(encode(None)), 100, "train.nothing")
+    (name,) = world.engine.grid.push_messages([message])
+    (reply,) = world.engine.grid.pull_messages([name])
+    assert reply.has_error()
+    world.round(0)
+    assert world.server.lost == []
+
+
+# Evaluation
+
+
+def test_evaluation_is_the_one_of_one_process(tmp_path: Path) -> None:
+    world = World("fedavg", tmp_path)
+    for t in range(2):
+        world.round(t)
+    local = run_rounds(TWO["fedavg"], 2, participation=HALF)
+    assert repr(world.engine.evaluate(world.server.state.weights)) == repr(local.evaluation)
+
+
+def test_without_a_test_set_the_hosts_scores_stand_in(tmp_path: Path) -> None:
+    world = World("fedavg", tmp_path)
+    own = [client.test for client in world.federation.clients]
+    together = Samples(torch.cat([s.inputs for s in own]), torch.cat([s.labels for s in own]))
+    engine = world.engine
+    engine._test = together
+    one = engine.evaluate(world.initial)
+    engine._test = together[:0]
+    other = engine.evaluate(world.initial)
+    assert other.accuracy == one.accuracy
+    assert other.accuracy_by_class == one.accuracy_by_class
+    assert other.accuracy_by_client == one.accuracy_by_client
+    assert other.loss == pytest.approx(one.loss)
+
+
+@pytest.mark.parametrize(
+    "scores", [Scores([9] * 4, [1] * 4, 0.0), Scores([1], [1], 0.0), Scores([0] * 4, [1] * 4, float("nan"))]
+)
+def test_scores_that_make_no_sense_are_none(scores: Scores, tmp_path: Path, warned: Callable[[], list[str]]) -> None:
+    world = World("fedavg", tmp_path)
+
+    def spoil(message: Message, reply: Message) -> Message:
+        lies = message.metadata.dst_node_id == 101 and message.metadata.message_type == EVALUATE
+        return Message(pack(encode(Answer(scores))), reply_to=message) if lies else reply
+
+    world.engine.grid.spoil = spoil
+    by_client = world.engine.evaluate(world.initial).accuracy_by_client
+    assert [accuracy is None for accuracy in by_client] == [False, True, False, False]
+    assert any(line.startswith("client 1 gave no scores") for line in warned())
+
+
+def test_a_server_needs_something_to_evaluate_on(tmp_path: Path) -> None:
+    world = World("fedavg", tmp_path)
+    nothing = world.federation.test[:0]
+    with pytest.raises(FedfillError, match="client_test: found 0 on a server without a test set"):
+        FlowerEngine(
+            world.engine.grid, world.algorithm, clients=4, classes=CLASSES, test=nothing, template=world.net,
+            digest="digest", device=torch.device("cpu"), evaluate_clients=False, wait=0,
+        )  # fmt: skip
+
+
+def test_noise_of_a_deployment_cannot_be_repeated(tmp_path: Path) -> None:
+    from fedfill.streams import secret_stream
+
+    draws = {float(torch.rand(1, generator=secret_stream(), dtype=torch.float64)) for _ in range(20)}
+    assert len(draws) == 20
+    normal = torch.empty(20000).normal_(generator=secret_stream())
+    assert float(normal.mean()) == pytest.approx(0, abs=0.05)
+    assert float(normal.std()) == pytest.approx(1, abs=0.05)
+
+
+def test_the_folder_of_a_host_holds_no_half_written_file(tmp_path: Path) -> None:
+    world = World("feddpms", tmp_path)
+    for t in range(ROUNDS):
+        world.round(t)
+    names = {path.name.split("-")[0] + path.suffix for path in tmp_path.glob("host*/*")}
+    assert names == {"client.safetensors", "client.lock"}
+    shutil.rmtree(tmp_path / "host0")
