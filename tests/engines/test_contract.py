@@ -58,7 +58,7 @@ def ray(
     workers: int,
     timeout: float | None,
 ) -> Engine:
-    from tests.engines.test_ray import PooledEngine  # here: a run of the other engines needs no Ray
+    from tests.engines.pooled_ray import PooledEngine  # here: a run of the other engines needs no Ray
 
     return PooledEngine(program, federation, model, initial, seed=seed, device=CPU, workers=workers, timeout=timeout)
 

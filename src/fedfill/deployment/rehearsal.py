@@ -10,7 +10,7 @@ from pathlib import Path
 from fedfill.data.federation import ClientData
 from fedfill.data.hosts import Task, save_host
 from fedfill.deployment.app import PACKAGE, write_app
-from fedfill.deployment.processes import LocalFederation, Setting, local_federation
+from fedfill.deployment.processes import LocalFederation, Setting, flwr, local_federation
 from fedfill.engines import require
 from fedfill.errors import FedfillError
 from fedfill.loop import OnRound, Prepared, Result, document_of, recorded
@@ -20,7 +20,7 @@ from fedfill.runs.directory import RunDirectory, read_toml, writing
 FOLDER = "deployment"
 """The folder in a run directory with keys, logs, and each host's data and state."""
 _TICK = 0.5
-_ASK = 10.0
+_ASK = 30.0
 
 
 def rehearse(prepared: Prepared, path: Path, on_round: OnRound | None = None) -> Result:
@@ -103,7 +103,6 @@ def resubmit(path: Path, on_round: OnRound | None = None) -> Result:
     Raises:
         FedfillError: Where the app is not to be found, or the run fails.
     """
-    from fedfill.deployment.processes import flwr
     from fedfill.deployment.programs import read_app
 
     document = read_toml(path / "deployment.toml")

@@ -34,6 +34,7 @@ from fedfill.errors import FedfillError
 from fedfill.privacy.ledger import Release, unbounded
 from fedfill.runs.directory import write_atomically
 from fedfill.training.evaluation import CHUNK, Evaluation, Scored, score, shares
+from fedfill.training.local import Resident
 from fedfill.tree import Record, Tree, Weights
 
 __all__ = [
@@ -540,14 +541,27 @@ def server_app(main: Callable[[Grid, Context], None]) -> ServerApp:
 
 
 class _Office:
-    """A host's part with its model, for as long as the process lives."""
+    """A host's part, for as long as its process lives: mostly for one message. What is not asked for is not made."""
 
     def __init__(self, site: Site) -> None:
         torch.set_num_threads(1)
         self.site = site
-        self.resident = make_resident(site.template, site.device)
-        self.train = site.data.train.to(site.device)
-        self.host = Host(
+
+    @functools.cached_property
+    def resident(self) -> Resident:
+        """The host's model."""
+        return make_resident(self.site.template, self.site.device)
+
+    @functools.cached_property
+    def train(self) -> Samples:
+        """Its training samples."""
+        return self.site.data.train.to(self.site.device)
+
+    @functools.cached_property
+    def host(self) -> Host:
+        """Runs its handlers."""
+        site = self.site
+        return Host(
             site.program, classes=site.classes, initial=site.initial, seed=site.seed, device=site.device,
             timeout=site.timeout, secret=site.secret,
         )  # fmt: skip

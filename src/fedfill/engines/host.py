@@ -30,7 +30,7 @@ def prefers_channels_last(model: nn.Module) -> bool:
 
 
 def make_resident(template: nn.Module, device: torch.device) -> Resident:
-    """A worker's model, in a process that is made ready for local training.
+    """A worker's model, in a process that is made ready for it.
 
     Args:
         template: The model.
@@ -41,9 +41,12 @@ def make_resident(template: nn.Module, device: torch.device) -> Resident:
     """
     if device.type == "cpu":
         keep_freed_memory()
-    # the first optimizer of a process imports a good second's worth of torch: that is start-up and not a round
-    make_optimizer([nn.Parameter(torch.zeros(1))], LocalTraining())
     return Resident(template, device, prefers_channels_last(template))
+
+
+def warm_up() -> None:
+    """Import what the first optimizer of a process imports, a good second's worth of torch: start-up, and not a round."""
+    make_optimizer([nn.Parameter(torch.zeros(1))], LocalTraining())
 
 
 class Host:

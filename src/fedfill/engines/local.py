@@ -15,7 +15,7 @@ from fedfill import tree
 from fedfill.data.federation import Federation
 from fedfill.data.samples import Samples
 from fedfill.engines.contract import Answers, Average, Averaging, Message, Outcome
-from fedfill.engines.host import Host, make_resident
+from fedfill.engines.host import Host, make_resident, warm_up
 from fedfill.errors import FedfillError
 from fedfill.privacy.ledger import Release
 from fedfill.training.aggregation import group_of
@@ -88,6 +88,7 @@ class LocalEngine:
         # one torch thread for each worker: faster than threads inside operations, and the same bits for any number
         self._threads_before = torch.get_num_threads()
         torch.set_num_threads(1)
+        warm_up()
         self._residents = [make_resident(template, device) for _ in range(self.workers)]
         self._pool = ThreadPoolExecutor(self.workers, "fedfill", initializer=torch.set_num_threads, initargs=(1,))
         self._classes = federation.classes

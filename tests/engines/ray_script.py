@@ -1,0 +1,128 @@
+"""A user's script with classes of its own; `test_ray` runs it, with the address of a cluster to join or on a Ray of its own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import ray
+import torch
+from torch import nn
+
+from fedfill import tree
+from fedfill.algorithms import Algorithm
+from fedfill.data.federation import ClientData, Federation
+from fedfill.data.samples import Samples
+from fedfill.engines.contract import Client, Message, Server, client_handler
+from fedfill.engines.local import LocalEngine
+from fedfill.engines.ray import RayEngine
+from fedfill.models.views import weights_of
+from fedfill.tree import Record
+
+
+@dataclass(frozen=True)
+class Part(Record):
+    number: int = 1
+
+
+@dataclass(frozen=True)
+class Question(Message):
+    folder: str
+    parts: list[Part] = field(default_factory=lambda: [Part(2)])
+
+
+def local_class() -> Any:
+    @dataclass(frozen=True)
+    class Reply(Message):
+        weights: dict[str, torch.Tensor]
+        part: Part
+
+    return Reply
+
+
+Reply = local_class()
+
+
+class Net(nn.Linear):
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return super().forward(inputs * 2)
+
+
+class Mine(Algorithm):
+    @client_handler
+    async def answer(self, client: Client, question: Question) -> Any:
+        model = client.model(client.initial)
+        assert type(model).__name__ == "Net"
+        client.state.kept = Part(client.id)
+        if question.folder and client.id == 2 and not (Path(question.folder) / "died").exists():
+            (Path(question.folder) / "died").touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        weights = {"sum": model(client.data.inputs).sum(0).detach()}
+        return Reply(weights, Part(question.parts[0].number + client.id))
+
+    @client_handler
+    async def sleep(self, client: Client, question: Question) -> Any:
+        Path(question.folder, "pid.part").write_text(str(os.getpid()))
+        Path(question.folder, "pid.part").rename(Path(question.folder, "pid"))
+        time.sleep(600)
+
+
+def start(kind: Any, **options: Any) -> Server:
+    train = [Samples(torch.full((2, 3), i + 0.1), torch.zeros(2, dtype=torch.int64)) for i in range(4)]
+    clients = tuple(ClientData(samples, samples) for samples in train)
+    torch.manual_seed(0)
+    model = Net(3, 2)
+    federation = Federation("script", clients, train[0], ("a", "b"), (), "")
+    initial = weights_of(model)
+    engine = kind(Mine(), federation, model, initial, seed=0, device=torch.device("cpu"), workers=2, **options)
+    return Server(
+        engine, clients=4, classes=2, rounds=1, participation=1, seed=0, initial=initial,
+        model=lambda weights: model, sample=federation.sample,
+    )  # fmt: skip
+
+
+def outcome(server: Server, folder: str = "") -> Any:
+    like = {"weights": {"sum": torch.zeros(2)}}
+    replies, means = server.average(range(4), Mine().answer, Question(folder), of=like, by=None)
+    assert all(type(reply) is Reply and type(reply.part) is Part for reply in replies.values())
+    engine = server._engine
+    evaluation = engine.evaluate(server.initial)
+    return tree.sha256(means["weights"]), replies, evaluation, engine.states()
+
+
+def main(address: str | None, folder: str) -> None:
+    expected = outcome(start(LocalEngine))
+    server = start(RayEngine, address=address)
+    found = outcome(server, folder)
+    print(f"same bits {found == expected}, lost {server.lost}", flush=True)
+    if address is not None:
+        server._engine.close()
+        return
+    server._engine.close()
+    assert not ray.is_initialized()
+    server = start(RayEngine)
+    try:
+        waiting = iter(lambda: Path(folder, "pid").exists(), True)
+        import threading
+
+        def tell() -> None:
+            for _ in waiting:
+                time.sleep(0.05)
+            print(Path(folder, "pid").read_text(), flush=True)
+
+        threading.Thread(target=tell, daemon=True).start()
+        server.call([0], Mine().sleep, Question(folder))
+    except KeyboardInterrupt:
+        server._engine.close()
+        print(f"interrupted; connected {ray.is_initialized()}")
+
+
+if __name__ == "__main__":
+    with TemporaryDirectory() as folder:
+        main(sys.argv[1] if len(sys.argv) > 1 else None, folder)
