@@ -9,10 +9,10 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: help demo test check format bench clean
+.PHONY: help demo test test-deploy check format bench clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[.a-z]+:.*## / {printf "  %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[.a-z]+:.*## / {printf "  %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .venv: $(READY) ## build the environment (PYTHON=python3.12 to choose the interpreter)
 
@@ -31,7 +31,10 @@ demo: $(READY) ## compare FedAvg with FedDPMS on ten unequal clients
 	  --data digits --clients 10 --partition dirichlet:0.3 --rounds 20 --seeds 0,1 --set batch_size=16 --out runs/demo
 
 test: $(READY) ## run the tests
-	$(BIN)/pytest -q
+	$(BIN)/pytest -q -m 'not deploy'
+
+test-deploy: $(READY) ## run whole Flower federations of real processes, kill parts of them, and compare the bits
+	$(BIN)/pytest -q -m deploy
 
 check: $(READY) ## formatting, lint, types, the direction of imports, docstrings
 	$(BIN)/ruff format --check
