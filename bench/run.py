@@ -79,7 +79,7 @@ class Run:
         self.engine = LocalEngine(algorithm, federation, net, initial, seed=0, device=torch.device("cpu"), workers=2)
         self.server = Server(
             self.engine, clients=len(samples), classes=10, rounds=10**6, participation=participation, seed=0,
-            initial=initial, model=lambda weights: net,
+            initial=initial, model=lambda weights: net, sample=federation.sample,
         )  # fmt: skip
         self.server.state = State(algorithm.server_state(initial))
         self.t = 0

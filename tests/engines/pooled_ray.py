@@ -15,6 +15,7 @@ from fedfill.engines.ray import Actor, RayEngine
 def connect() -> None:
     """Connect the tests of this process to one Ray, which ends with it."""
     ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False, logging_level=logging.CRITICAL)
+    ray._private.worker._worker_logs_enabled = False  # as in an engine that connects on its own
 
 
 class PooledEngine(RayEngine):

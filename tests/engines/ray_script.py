@@ -1,4 +1,4 @@
-"""A user's script with classes of its own; `test_ray` runs it, with the address of a cluster to join or on a Ray of its own."""
+"""A user's script with classes of its own: ``ray_script.py FOLDER [ADDRESS]``, the address being a cluster's to join."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import ray
@@ -67,9 +66,10 @@ class Mine(Algorithm):
         return Reply(weights, Part(question.parts[0].number + client.id))
 
     @client_handler
-    async def sleep(self, client: Client, question: Question) -> Any:
-        Path(question.folder, "pid.part").write_text(str(os.getpid()))
-        Path(question.folder, "pid.part").rename(Path(question.folder, "pid"))
+    async def wait(self, client: Client, question: Question) -> Any:
+        ready = Path(question.folder, "ready")
+        ready.with_suffix(".part").write_text(str(os.getpid()))
+        ready.with_suffix(".part").rename(ready)
         time.sleep(600)
 
 
@@ -99,30 +99,16 @@ def outcome(server: Server, folder: str = "") -> Any:
 def main(address: str | None, folder: str) -> None:
     expected = outcome(start(LocalEngine))
     server = start(RayEngine, address=address)
-    found = outcome(server, folder)
-    print(f"same bits {found == expected}, lost {server.lost}", flush=True)
-    if address is not None:
-        server._engine.close()
-        return
-    server._engine.close()
-    assert not ray.is_initialized()
-    server = start(RayEngine)
+    print(f"same bits {outcome(server, folder) == expected}, lost {server.lost}", flush=True)
     try:
-        waiting = iter(lambda: Path(folder, "pid").exists(), True)
-        import threading
-
-        def tell() -> None:
-            for _ in waiting:
-                time.sleep(0.05)
-            print(Path(folder, "pid").read_text(), flush=True)
-
-        threading.Thread(target=tell, daemon=True).start()
-        server.call([0], Mine().sleep, Question(folder))
+        server.call([0], Mine().wait, Question(folder))  # until somebody stops the script
     except KeyboardInterrupt:
-        server._engine.close()
-        print(f"interrupted; connected {ray.is_initialized()}")
+        print("interrupted", flush=True)
+    except SystemExit:
+        print("terminated", flush=True)
+    server._engine.close()
+    print(f"connected {ray.is_initialized()}")
 
 
 if __name__ == "__main__":
-    with TemporaryDirectory() as folder:
-        main(sys.argv[1] if len(sys.argv) > 1 else None, folder)
+    main(sys.argv[2] if len(sys.argv) > 2 else None, sys.argv[1])
