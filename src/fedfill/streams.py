@@ -8,7 +8,6 @@ nor the number of workers, nor a resume changes a result.
 from __future__ import annotations
 
 import hashlib
-import os
 
 import numpy as np
 import torch
@@ -30,22 +29,30 @@ def numpy_stream(seed: int, *name: str | int) -> np.random.Generator:
     return np.random.default_rng(derive(seed, *name))
 
 
-def secret_stream(device: torch.device | str = "cpu") -> torch.Generator:
-    """A torch generator that nobody can repeat: it starts from the operating system's randomness.
+def secret_stream(key: bytes, *name: str | int, device: torch.device | str = "cpu") -> torch.Generator:
+    """A torch generator that nobody can follow who does not have the key.
 
-    On the CPU all 19,968 bits of the generator's state come from there, where a seed would fill 32.
+    The same key and name give the same draws, so that noise that is asked for once more tells nothing more. On the CPU
+    all 19,968 bits of the generator's state come from the key, by SHAKE-256, where a seed would fill 32.
+
+    Args:
+        key: 32 random bytes.
+        *name: Of the stream.
+        device: Where it draws.
+
+    Returns:
+        The generator at its start.
     """
     generator = torch.Generator(device=device)
+    digest = hashlib.shake_256(key + repr(name).encode())
     if generator.device.type != "cpu":
-        generator.seed()
-        return generator
+        return generator.manual_seed(int.from_bytes(digest.digest(8), "big") >> 1)
     generator.manual_seed(0)
     state = generator.get_state()
-    words = np.frombuffer(os.urandom(_TWISTER_WORDS * 4), dtype=np.uint32).astype(np.uint64)
+    words = np.frombuffer(digest.digest(_TWISTER_WORDS * 4), dtype=np.uint32).astype(np.uint64)
     place = slice(_TWISTER_OFFSET, _TWISTER_OFFSET + _TWISTER_WORDS * 8)
     state[place] = torch.from_numpy(words.view(np.uint8).copy())
-    generator.set_state(state)
-    return generator
+    return generator.set_state(state)
 
 
 # torch keeps the Mersenne twister's 624 words of 32 bits in 64 bits each, behind seed, position and two flags

@@ -100,14 +100,15 @@ def hosts(
     timeout: float | None = None,
     limit: int = 2**30,
     run_id: int = 1,
+    secret: bool = False,
 ) -> InProcessGrid:
     """A grid with a node for each client; node 100 + i is client i."""
 
     def app(i: int) -> ClientApp:
         site = Site(
-            client=i, data=federation.clients[i], program=program, template=template, initial=initial,
+            client=i, data=federation.clients[i], program=program, template=template, initial=tree.clone(initial),
             classes=federation.classes, seed=seed, digest=digest, device=torch.device("cpu"),
-            folder=folder / f"host{i}", timeout=timeout, secret=False, limit=limit,
+            folder=folder / f"host{i}", timeout=timeout, secret=secret, limit=limit,
         )  # fmt: skip
         return client_app(program, lambda context: site)
 
@@ -119,12 +120,14 @@ class InProcessEngine(FlowerEngine):
 
     def __init__(
         self, program: Algorithm, federation: Federation, template: nn.Module, initial: Weights, *, seed: int = 0,
-        folder: Path | None = None, timeout: float | None = None, **options: Any,
+        folder: Path | None = None, timeout: float | None = None, secret: bool = False, **options: Any,
     ) -> None:  # fmt: skip
         self._threads = torch.get_num_threads()
         self._given = folder
         self.folder = folder or Path(tempfile.mkdtemp())
-        self.grid = hosts(program, federation, template, initial, self.folder, seed=seed, timeout=timeout)
+        self.grid = hosts(
+            program, federation, template, initial, self.folder, seed=seed, timeout=timeout, secret=secret
+        )
         super().__init__(
             self.grid, program, clients=len(federation.clients), classes=federation.classes, test=federation.test,
             template=template, device=torch.device("cpu"), timeout=timeout,
@@ -143,7 +146,7 @@ class InProcessEngine(FlowerEngine):
         for i, state in states.items():
             path = self.folder / f"host{i}" / f"client-{i}-digest.safetensors"
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(tree.to_bytes(Kept("another", -1, None, state)))
+            path.write_bytes(tree.to_bytes(Kept("1", -1, None, state)))
 
     def close(self) -> None:
         torch.set_num_threads(self._threads)

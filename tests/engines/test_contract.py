@@ -776,8 +776,9 @@ class Parts(Program):
                 "weight": {},
                 "heavy": {},
                 "none": {},
+                "nothing": {},
             }[ask.named["what"]]
-            n = {"weight": -1, "heavy": 10**400, "none": None}.get(ask.named["what"], n)
+            n = {"weight": -1, "heavy": 10**400, "none": None, "nothing": 0}.get(ask.named["what"], n)
         return Part(weights, {"d": torch.tensor([float(i)])} if ask.number else None, n, i)
 
 
@@ -802,7 +803,7 @@ def test_a_field_that_no_reply_holds_has_no_mean_and_none_weighs_all_the_same(st
     assert mean["weights"]["w"].tolist() == [1.0, 1.0]
 
 
-@pytest.mark.parametrize("what", ["nan", "shape", "dtype", "name", "weight", "none"])
+@pytest.mark.parametrize("what", ["nan", "shape", "dtype", "name", "weight", "heavy", "none"])
 def test_nonsense_is_left_out_of_the_mean(start: Start, three: Federation, what: str) -> None:
     server, _ = start(PP, three)
     replies, mean = server.average(ALL, PP.part, Ask(listed=[0, 2], named={"what": what}), of=LIKE, by="n")
@@ -812,14 +813,10 @@ def test_nonsense_is_left_out_of_the_mean(start: Start, three: Federation, what:
     assert [entry["released"] for entry in server.ledger.account(1e-5)["entries"]]  # what was sent was sent
 
 
-def test_a_reply_that_fails_the_check_is_lost(start: Start, three: Federation) -> None:
-    def check(reply: Answer) -> None:
-        if reply.value == 1:
-            raise ValueError("'value' is odd")
-
-    server, _ = start(P, three)
-    assert list(server.call(ALL, P.hello, Ask(), check=check)) == [0, 2]
-    assert server.lost == [{"client": 1, "handler": "hello", "reason": "'value' is odd"}]
+def test_when_nobody_weighs_anything_there_is_no_mean(start: Start, three: Federation) -> None:
+    server, _ = start(PP, three)
+    with pytest.raises(FedfillError, match=r"every reply to 'part' weighs nothing in 'n'"):
+        server.average(ALL, PP.part, Ask(listed=ALL, named={"what": "nothing"}), of=LIKE, by="n")
 
 
 def test_many_clients_are_averaged_in_groups_and_the_same_everywhere(

@@ -20,12 +20,25 @@ from fedfill.algorithms import Algorithm
 from fedfill.algorithms.fedavg import Broadcast, FedAvg, Update
 from fedfill.algorithms.feddpms import FedDPMS
 from fedfill.data.samples import Samples
-from fedfill.engines.contract import Server, State
-from fedfill.engines.flower import EVALUATE, HELLO, Answer, FlowerEngine, Hello, Scores, encode, pack, unpack
+from fedfill.engines.contract import Client, Server, State, client_handler
+from fedfill.engines.flower import (
+    EVALUATE,
+    HELLO,
+    Answer,
+    FlowerEngine,
+    Hello,
+    Kept,
+    Scores,
+    _stored,
+    encode,
+    pack,
+    unpack,
+)
 from fedfill.errors import FedfillError
 from fedfill.models.networks import ModelSettings, build
 from fedfill.models.views import weights_of
 from fedfill.privacy.ledger import Release
+from fedfill.streams import secret_stream
 from fedfill.tree import Record
 
 TWO: dict[str, Algorithm] = {
@@ -41,7 +54,7 @@ class World:
 
     def __init__(self, name: str, folder: Path, **options: Any) -> None:
         self.federation = small_federation()
-        algorithm = TWO[name]
+        algorithm = options.pop("algorithm", TWO[name])
         self.net = build("cnn2", (1, 8, 8), CLASSES, ModelSettings(), decoder="decoder" in algorithm.parts, seed=0)
         self.algorithm = algorithm.resolved(rounds=ROUNDS, model=self.net, inputs=self.federation.sample.inputs)
         self.initial = weights_of(self.net)
@@ -139,18 +152,26 @@ def test_a_host_that_was_started_anew_goes_on(tmp_path: Path) -> None:
 
 def test_a_server_that_lost_more_than_a_round_is_refused(tmp_path: Path) -> None:
     world = World("fedavg", tmp_path)
-    for t in range(3):
+    world.server = world.serve(participation=1.0)
+    for t in range(4):
         world.round(t)
-    ahead = [
-        int(path.name.split("-")[1])
-        for path in sorted(tmp_path.glob("host*/client-*.safetensors"))
-        if tree.from_bytes(path.read_bytes()).round > 0
-    ]
-    assert ahead
     world.engine = world.connect(run_id=2)
     world.server = world.serve(participation=1.0)
-    with pytest.raises(FedfillError, match="the server asks for round 1, and this client has been in round"):
-        world.server.call(ahead, world.algorithm.train, Broadcast(world.initial))
+    with pytest.raises(
+        FedfillError, match="asks for round 2, and this client has been in round 4; what it had before is gone"
+    ):
+        world.round(1)
+
+
+def test_an_experiment_that_is_begun_anew_begins_anew_everywhere(tmp_path: Path) -> None:
+    world = World("feddpms", tmp_path)
+    for t in range(ROUNDS):
+        world.round(t)
+    world.engine = world.connect(run_id=2)
+    world.server = world.serve()
+    for t in range(ROUNDS):
+        world.round(t)
+    assert world.sha256 == expected("feddpms")
 
 
 def test_a_damaged_state_is_a_lost_reply_and_says_so(tmp_path: Path) -> None:
@@ -258,6 +279,12 @@ NONSENSE: dict[str, tuple[Any, str]] = {
     "not tensors": (pack(encode(Answer(Update({"a": 3}, 3)))), "'weights.a' of a Update"),  # type: ignore[dict-item]
     "other names": (pack(encode(Answer(GOOD))), "other names, types or shapes"),
     "releases": (pack(encode(Answer(GOOD, releases=((3, Release("x", 0.0)),)))), "'releases.0.0'"),  # type: ignore[arg-type]
+    "too many": (pack(encode(Answer(Update({}, 10**400)))), "a weight is a number from 0 to 2^53"),
+    "float8": (
+        pack(encode(Answer(Update({"w": torch.zeros(2).to(torch.float8_e5m2)}, 3)))),
+        "tensors of the type torch.float8",
+    ),
+    "infinite time": (pack(encode(Answer(GOOD, None, (), float("inf"), 10**4299))), "other names, types or shapes"),
     "foreign": (pack(encode(Answer(Foreign()))), "of a Answer is wrong"),  # type: ignore[arg-type]
 }
 
@@ -319,8 +346,8 @@ def test_codes_of_a_wrong_shape_are_not_passed_on(tmp_path: Path) -> None:
 
     world.engine.grid.spoil = spoil
     world.round(2)
-    assert [lost["client"] for lost in world.server.lost] == [0]
-    assert "'codes' of the reply" in world.server.lost[0]["reason"]
+    assert [(lost["client"], lost["handler"]) for lost in world.server.lost] == [(0, "DPMS")]
+    assert world.server.lost[0]["reason"].startswith("'codes' is torch.float32 of shape [1, 3]")
     assert 0 not in world.server.state.shared
 
 
@@ -328,7 +355,9 @@ def test_codes_of_a_wrong_shape_are_not_passed_on(tmp_path: Path) -> None:
 
 
 def say(world: World, action: str, value: Any, **words: Any) -> Answer:
-    message = Message(pack(encode(value), **{"digest": "digest", "round": 0, "client": 0, **words}), 100, action)
+    message = Message(
+        pack(encode(value), **{"digest": "digest", "round": 0, "begun": 0, "client": 0, **words}), 100, action
+    )
     (name,) = world.engine.grid.push_messages([message])
     (reply,) = world.engine.grid.pull_messages([name])
     assert reply.has_content(), reply.error
@@ -421,14 +450,130 @@ def test_a_server_needs_something_to_evaluate_on(tmp_path: Path) -> None:
         )  # fmt: skip
 
 
-def test_noise_of_a_deployment_cannot_be_repeated(tmp_path: Path) -> None:
-    from fedfill.streams import secret_stream
+def test_noise_of_a_deployment_follows_from_a_key_that_only_the_host_has() -> None:
+    def draw(key: bytes, *name: str | int) -> float:
+        return float(torch.rand(1, generator=secret_stream(key, *name), dtype=torch.float64))
 
-    draws = {float(torch.rand(1, generator=secret_stream(), dtype=torch.float64)) for _ in range(20)}
-    assert len(draws) == 20
-    normal = torch.empty(20000).normal_(generator=secret_stream())
+    keys = [bytes([k]) * 32 for k in range(4)]
+    draws = {draw(key, purpose, t) for key in keys for purpose in ("a", "b") for t in range(3)}
+    assert len(draws) == 24
+    assert draw(keys[0], "a", 0) == draw(keys[0], "a", 0)
+    normal = torch.empty(20000).normal_(generator=secret_stream(keys[0], "normal"))
     assert float(normal.mean()) == pytest.approx(0, abs=0.05)
     assert float(normal.std()) == pytest.approx(1, abs=0.05)
+
+
+class Noisy(FedAvg):
+    @client_handler
+    async def noisy(self, client: Client, message: Broadcast) -> Hello:
+        draws = [torch.randint(10**9, (1,), generator=make("a")).item() for make in (client.stream, client.noise)]
+        return Hello(draws[0], draws[1], "")
+
+
+def test_noise_is_the_same_to_the_same_question_and_other_noise_to_another(tmp_path: Path) -> None:
+    def ask(folder: str, secret: bool, value: float, t: int) -> tuple[int, int]:
+        world = World("fedavg", tmp_path / folder, algorithm=Noisy(), secret=secret)
+        world.server.begin(t)
+        message = Broadcast({"w": torch.tensor([value])})
+        (reply,) = world.server.call([1], world.algorithm.noisy, message).values()
+        return reply.client, reply.protocol
+
+    seeded = ask("x", False, 1.0, 0)
+    assert seeded == ask("y", False, 2.0, 0)
+    first = ask("a", True, 1.0, 0)
+    assert first[0] == seeded[0]  # what protects nothing still comes from the seed
+    assert first == ask("a", True, 1.0, 0)
+    noises = {first[1], ask("a", True, 2.0, 0)[1], ask("a", True, 1.0, 1)[1], ask("b", True, 1.0, 0)[1], seeded[1]}
+    assert len(noises) == 5
+    assert (tmp_path / "a" / "host1" / "noise.key").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_round_that_is_done_again_releases_the_same_noise(tmp_path: Path) -> None:
+    """Else the account, which goes back with the checkpoint, would have one release where there were two."""
+    world = World("feddpms", tmp_path, secret=True)
+    world.server = world.serve(participation=1.0)
+    for t in range(2):
+        world.round(t)
+    checkpoint = tree.to_bytes(world.server.state.tree())
+    world.round(2)
+    first = tree.to_bytes(world.server.state.shared)
+    assert world.server.state.shared
+    world.engine = world.connect(run_id=2)
+    world.server = world.serve(participation=1.0)
+    world.server.state = State(tree.from_bytes(checkpoint))
+    world.round(2)
+    assert tree.to_bytes(world.server.state.shared) == first
+
+
+def test_a_reply_that_came_too_late_counts_as_released(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedfill.engines.flower.GRACE", 0.2)
+    world = World("fedavg", tmp_path, timeout=1.0)
+    world.server = world.serve(participation=1.0)
+    world.engine.grid.spoil = spoilt(3, lambda message: None)
+    world.round(0)
+    entries = world.server.ledger.account(1e-5)["entries"]
+    assert "a reply that could not be read" in [entry["released"] for entry in entries]
+
+
+def test_what_a_host_says_of_its_releases_leaves_no_field_out(tmp_path: Path) -> None:
+    world = World("fedavg", tmp_path)
+    world.server = world.serve(participation=1.0)
+
+    def spoil(message: Message, reply: Message) -> Message:
+        if message.metadata.message_type.startswith("query"):
+            return reply
+        answer, _ = unpack(reply.content, 2**30)
+        told = (("Update.weights", Release("mine", 0.0)), ("Update.nothing", Release("x", 0.0)))
+        return Message(pack(encode(replace(answer, releases=told))), reply_to=message)
+
+    world.engine.grid.spoil = spoil
+    world.round(0)
+    released = {entry["released"]: entry["mechanism"] for entry in world.server.ledger.account(1e-5)["entries"]}
+    assert released == {"Update.weights": "mine", "Update.samples": "number of samples, sent as it is"}
+
+
+# A server that was killed, in all detail
+
+
+def stored(run: str, t: int, before: Any, now: Any) -> Kept:
+    return Kept(run, t, before, now)
+
+
+@pytest.mark.parametrize(
+    ("kept", "run", "t", "begun", "expected"),
+    [
+        (None, "a", 3, 1, (None, None)),
+        (stored("a", 2, {"x": 1}, {"x": 2}), "a", 3, 0, ({"x": 2}, {"x": 2})),  # the next round
+        (stored("a", 2, {"x": 1}, {"x": 2}), "a", 2, 0, ({"x": 2}, {"x": 1})),  # another call of the same round
+        (stored("a", 2, {"x": 1}, {"x": 2}), "b", 2, 2, ({"x": 1}, {"x": 1})),  # the round is begun anew
+        (
+            stored("a", 2, {"x": 1}, {"x": 2}),
+            "b",
+            4,
+            2,
+            ({"x": 1}, {"x": 1}),
+        ),  # in which this client is not called again
+        (
+            stored("a", 2, {"x": 1}, {"x": 2}),
+            "b",
+            4,
+            3,
+            ({"x": 2}, {"x": 2}),
+        ),  # this client had no part in what was lost
+        (stored("a", 9, {"x": 1}, {"x": 2}), "b", 0, 0, (None, None)),  # the whole experiment is begun anew
+        (stored("a", 9, {"x": 1}, {"x": 2}), "b", 3, 0, (None, None)),
+    ],
+)
+def test_which_state_a_client_goes_on_with(
+    kept: Kept | None, run: str, t: int, begun: int, expected: tuple[Any, Any]
+) -> None:
+    assert _stored(kept, run, t, begun) == expected
+
+
+@pytest.mark.parametrize(("run", "t", "begun"), [("b", 3, 2), ("a", 2, 0), ("b", 1, 1)])
+def test_a_state_that_is_gone_is_not_made_up(run: str, t: int, begun: int) -> None:
+    with pytest.raises(ValueError, match="what it had before is gone"):
+        _stored(stored("a", 3, {"x": 1}, {"x": 2}), run, t, begun)
 
 
 def test_the_folder_of_a_host_holds_no_half_written_file(tmp_path: Path) -> None:

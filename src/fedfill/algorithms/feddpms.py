@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal, Self
 
@@ -262,10 +262,12 @@ class FedDPMS(Algorithm):
         )  # fmt: skip
         server.state.weights = mean["weights"]
         if upload:
+            if "decoder" not in mean:
+                raise FedfillError("feddpms: no client sent its decoder, so there is none to synthesise with")
             server.state.decoder = mean["decoder"]
         if last and self.share_at == "preliminary_end":
             message = Secondary(server.state.weights, server.state.decoder, [], share=True, settled=False)
-            self.collect(server, server.call(list(replies), self.share_client, message, check=self.sound(server)))
+            self.collect(server, server.call(list(replies), self.share_client, message))
 
     @client_handler
     async def preliminary_client(self, client: Client, message: Preliminary) -> PreliminaryReply:
@@ -300,15 +302,10 @@ class FedDPMS(Algorithm):
             for i in cohort
         }
         replies, mean = server.average(
-            cohort,
-            self.secondary_client,
-            messages,
-            of={"weights": state.weights},
-            by="samples",
-            check=self.sound(server),
+            cohort, self.secondary_client, messages, of={"weights": state.weights}, by="samples"
         )
         self.collect(server, replies)
-        state.weights = mean["weights"]
+        state.weights = mean.get("weights", state.weights)
 
     @property
     def filters_at_home(self) -> bool:
@@ -557,32 +554,34 @@ class FedDPMS(Algorithm):
                 client.release(name, public("holds nothing of the client's data"))
         return SecondaryReply(weights, samples, benefited, shared.classes, shared.counts, shared.codes, acceptance)
 
-    def sound(self, server: Server) -> Callable[[SecondaryReply], None]:
-        """A check of what clients share: other clients will decode it, and their labels will come from it."""
-
-        def check(reply: SecondaryReply) -> None:
-            classes, counts, codes = reply.classes, reply.counts, reply.codes
-            if any(len(row) != 3 for row in reply.acceptance):
-                raise ValueError("'acceptance' of the reply holds a row that is not [class, accepted, drawn]")
-            if classes is None or counts is None or codes is None:
-                return
-            if (
-                len(classes) != len(counts)
-                or not all(0 <= c < server.classes for c in classes)
-                or min(counts, default=0) < 0
-            ):
-                raise ValueError(f"'classes' and 'counts' of the reply are {classes} and {counts}")
-            latent = latent_size(server.model(self.global_weights(server)), server.sample)
-            if codes.dtype != torch.float32 or codes.shape != (sum(counts), latent):
-                raise ValueError(
-                    f"'codes' of the reply is {codes.dtype} of shape {list(codes.shape)}, not [{sum(counts)}, {latent}]"
-                )
-
-        return check
+    def flaw(self, server: Server, reply: SecondaryReply) -> str | None:
+        """Why what a client shares makes no sense: other clients would decode it, and take their labels from it."""
+        most, classes, counts, codes = self.max_candidates or 0, reply.classes, reply.counts, reply.codes
+        if len(reply.acceptance) > server.clients * server.classes or not all(
+            len(row) == 3 and 0 <= row[0] < server.classes and 0 <= row[1] <= row[2] <= most for row in reply.acceptance
+        ):
+            return "'acceptance' holds what is no [class, accepted, drawn]"
+        if classes is None or counts is None or codes is None:
+            return None
+        if (
+            len(classes) != len(counts)
+            or len(set(classes)) != len(classes)
+            or not all(0 <= c < server.classes for c in classes)
+            or not all(0 <= k <= most for k in counts)
+        ):
+            return "'classes' and 'counts' are no classes with their numbers of codes"
+        latent = latent_size(server.model(self.global_weights(server)), server.sample)
+        if codes.dtype != torch.float32 or codes.shape != (sum(counts), latent):
+            return f"'codes' is {codes.dtype} of shape {list(codes.shape)}, not [{sum(counts)}, {latent}]"
+        return None
 
     def collect(self, server: Server, replies: Mapping[int, SecondaryReply]) -> None:
         """Extend A, B, C and Z by what arrived, and record how the filter did."""
         state = server.state
+        flaws = {i: flaw for i, reply in replies.items() if (flaw := self.flaw(server, reply)) is not None}
+        for i, flaw in flaws.items():
+            server.lose(i, "DPMS", flaw)
+        replies = {i: reply for i, reply in replies.items() if i not in flaws}
         for i, reply in replies.items():
             if reply.classes is not None and reply.counts is not None and reply.codes is not None:
                 state.shared = {**state.shared, i: Shared(reply.classes, reply.counts, reply.codes)}

@@ -49,11 +49,14 @@ class Task:
         """Check what a person may have edited."""
         if self.dtype not in DTYPES:
             raise FedfillError(f"dtype: found '{self.dtype}'; allowed: {', '.join(DTYPES)}")
-        if not isinstance(self.clients, int) or self.clients < 1:
+        if not isinstance(self.name, str):
+            raise FedfillError(f"name: found {self.name!r}; allowed: text")
+        if type(self.clients) is not int or self.clients < 1:
             raise FedfillError(f"clients: found {self.clients!r}; allowed: a whole number of at least 1")
-        if len(set(self.class_names)) != len(self.class_names) or len(self.class_names) < 2:
+        names = set(self.class_names)
+        if len(names) != len(self.class_names) or len(names) < 2 or not all(isinstance(name, str) for name in names):
             raise FedfillError(f"class_names: found {list(self.class_names)}; allowed: two or more different names")
-        if not self.shape or not all(isinstance(n, int) and n > 0 for n in self.shape):
+        if not self.shape or not all(type(n) is int and n > 0 for n in self.shape):
             raise FedfillError(f"shape: found {list(self.shape)}; allowed: whole numbers such as [1, 28, 28]")
 
     def document(self) -> dict[str, object]:
@@ -125,6 +128,8 @@ def load_host(
     place = Path(path).expanduser()
     if not place.exists():
         raise FedfillError(f"{setting}: there is no '{place}'; it should be {FORMATS[form]}")
+    if form != "safetensors" and not place.is_dir():
+        raise FedfillError(f"{setting}: '{place}' is no folder; it should be {FORMATS[form]}")
     if form == "safetensors":
         train, test = _read_safetensors(place, task, setting)
     else:
@@ -149,8 +154,9 @@ def save_host(path: Path, data: ClientData) -> None:
         {
             "inputs": data.train.inputs.contiguous(),
             "labels": data.train.labels.contiguous(),
-            "test_inputs": data.test.inputs.contiguous(),
-            "test_labels": data.test.labels.contiguous(),
+            # copies: both parts may be views of one tensor, which safetensors refuses
+            "test_inputs": data.test.inputs.clone(memory_format=torch.contiguous_format),
+            "test_labels": data.test.labels.clone(),
         },
         path,
     )
@@ -169,10 +175,11 @@ def _read_safetensors(path: Path, task: Task, setting: str) -> tuple[Samples, Sa
             continue
         if inputs is None or labels is None:
             raise FedfillError(f"{setting}: '{path}' needs both {prefix}inputs and {prefix}labels")
-        if labels.dtype != torch.int64 or labels.dim() != 1 or len(labels) != len(inputs):
+        samples = inputs.shape[:1]
+        if labels.dtype != torch.int64 or labels.dim() != 1 or labels.shape != samples:
             raise FedfillError(
                 f"{setting}: {prefix}labels in '{path}' are {labels.dtype} of shape {list(labels.shape)}; "
-                f"allowed: one int64 for each of the {len(inputs)} samples"
+                f"allowed: one int64 for each of the {sum(samples)} samples"
             )
         if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < len(task.class_names):
             raise FedfillError(f"{setting}: {prefix}labels in '{path}' go beyond the {len(task.class_names)} classes")
@@ -204,4 +211,6 @@ def _fitting(samples: Samples, task: Task, where: str) -> Samples:
             f"{where} holds {samples.inputs.dtype} samples of shape {list(found)}; "
             f"this deployment's are {dtype} of shape {list(task.shape)}"
         )
+    if samples.inputs.is_floating_point() and not samples.inputs.isfinite().all():
+        raise FedfillError(f"{where} holds NaN or infinite values")
     return samples

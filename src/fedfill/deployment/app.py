@@ -150,16 +150,17 @@ Try everything on one machine first: `fedfill deploy rehearse {experiment.algori
 
 ## 1. Certificates, once, on the server's machine
 
-Replace `server.example.org` by the name under which the hosts reach the server.
+In this folder; replace `server.example.org` by the name under which the hosts reach the server.
 
 ```sh
 mkdir keys && cd keys
 openssl ecparam -name secp384r1 -genkey -noout -out ca.key
-openssl req -x509 -new -key ca.key -sha384 -days 3650 -subj "/CN={name} CA" -out ca.crt
+openssl req -x509 -new -key ca.key -sha384 -days 3650 -subj "/CN={name} CA" -addext "keyUsage=critical,keyCertSign" -out ca.crt
 openssl ecparam -name secp384r1 -genkey -noout -out server.key
 openssl req -new -key server.key -subj "/CN=server.example.org" -out server.csr
 printf "subjectAltName=DNS:server.example.org,DNS:localhost,IP:127.0.0.1" > san.txt
 openssl x509 -req -in server.csr -CA ca.crt -CAkey ca.key -CAcreateserial -days 825 -sha384 -extfile san.txt -out server.crt
+cd ..
 ```
 
 `ca.crt` goes to every host. `ca.key` goes into a safe: whoever has it can pose as the server.
@@ -169,8 +170,11 @@ openssl x509 -req -in server.csr -CA ca.crt -CAkey ca.key -CAcreateserial -days 
 ```sh
 export FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1 FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1
 flower-superlink --host 0.0.0.0 --port 8000 --ssl-ca-certfile keys/ca.crt --ssl-certfile keys/server.crt \\
-  --ssl-keyfile keys/server.key --enable-supernode-auth --disable-runtime-dependency-installation
+  --ssl-keyfile keys/server.key --enable-supernode-auth --disable-runtime-dependency-installation --database superlink.db
 ```
+
+`superlink.db` holds the hosts' keys, so that a restart needs no new registration. **Let nobody but the hosts reach this port**: Flower asks
+no one who registers a key or starts a run who they are, and a run is code that the server and every host execute.
 
 Tell the `flwr` command where it is, in `~/.flwr/config.toml`:
 
@@ -188,7 +192,7 @@ Make a key, and send `node.pub`, never `node.key`, to the server's people:
 ssh-keygen -t ecdsa -b 384 -N "" -f node.key && mv node.key.pub node.pub
 ```
 
-On the server, once for each host: `flwr supernode register node.pub {name} --name host0`. Then, on the host:
+On the server, once for each host, with its `node.pub`: `flwr supernode register node.pub {name} --name host0`. Then, on the host:
 
 ```sh
 export FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1
@@ -197,9 +201,10 @@ flower-supernode --superlink server.example.org:8000 --root-certificates ca.crt 
 ```
 
 `client` is 0 to {task.clients - 1}, another one on each host. `format` is `parquet` (a folder with train*.parquet), `images` (a folder for each class) or `safetensors`
-(a file with the tensors `inputs` and `labels`); classes are found by their names in `task.toml`. `state-dir` holds what the client keeps between
-rounds: it belongs on a disk that outlives a restart. Further: `device="cuda"`, `max-message-bytes=1073741824`. Run it under a supervisor
-that starts it again after a minute (systemd: `Restart=always`, `RestartSec=60`): a SuperLink refuses a node for as long as it believes it online.
+(a file with the tensors `inputs` and `labels`); classes are found by their names in `task.toml`, and a host may lack some. `state-dir` holds what
+the client keeps between rounds, and `fedfill.log`: it belongs on a disk that outlives a restart. Further: `device="cuda"`, `max-message-bytes=1073741824`.
+Run it under a supervisor that starts it again after a minute (systemd: `Restart=always`, `RestartSec=60`): a SuperLink refuses a node for as
+long as it believes it online. A host that is refused for a slip says why in its own log and in the server's.
 
 ## 4. Run
 
@@ -207,7 +212,8 @@ that starts it again after a minute (systemd: `Restart=always`, `RestartSec=60`)
 flwr run . {name} --stream
 ```
 
-The run directory lies where `out` in `pyproject.toml` says, on the server: `rounds.jsonl`, `summary.json`, `checkpoint/`. After a crash of the server, start the
-SuperLink again, register the keys again unless it kept its database (`--database`), and say `fedfill resume OUT` with that directory, or the same command again:
-the run goes on after its last finished round.
+The run directory lies where `out` in `pyproject.toml` says, on the server: `rounds.jsonl`, `summary.json`, `checkpoint/`, `deployment/server.log`. After a
+crash of the server, start the SuperLink as before and say `fedfill resume OUT` with that directory, or the command above again: the run goes on
+after its last finished round. A host that comes back joins the next round. For a new run from the beginning, change `out` and the seed in
+`experiment.toml`: hosts remember how far they have come in this experiment.
 """

@@ -7,6 +7,7 @@ a host's own business - where its data and its state lie - it says itself when i
 from __future__ import annotations
 
 import logging
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from fedfill.engines.contract import Engine
 from fedfill.engines.local import choose_device
 from fedfill.errors import FedfillError, did_you_mean
 from fedfill.loop import Prepared, execute
-from fedfill.preparation import prepare
+from fedfill.preparation import PYTHON, prepare
 from fedfill.runs.directory import read_toml, write_atomically
 from fedfill.settings import Experiment, checked
 
@@ -80,6 +81,7 @@ def server_app(
             log.error("%s", error)
             if config["error-file"]:
                 write_atomically(Path(config["error-file"]), str(error).encode())
+            sys.tracebacklimit = 0  # Flower prints the traceback of what ends a run, and this is a sentence for people
             raise
 
     return flower.server_app(main)
@@ -128,7 +130,12 @@ def read_app(
     version = document.pop("version", __version__)
     if version != __version__:
         raise FedfillError(f"version: the app was written for fedfill {version}, and this is {__version__}")
-    experiment = checked(Experiment, {**document, "engine": "flower"}, "experiment.toml")
+    document["engine"] = "flower"
+    if algorithm is not None:
+        document["algorithm"] = algorithm.name
+    if model is not None:
+        document |= {"model": f"{PYTHON}:{type(model).__name__}", "model_settings": {}}
+    experiment = checked(Experiment, document, "experiment.toml")
     task = read_task(folder)
     if experiment.clients != task.clients:
         raise FedfillError(
@@ -221,7 +228,10 @@ def _site(prepared: Prepared, task: Task, context: flower.Context) -> flower.Sit
     else:
         raise FedfillError("data: this host names none; start its SuperNode with --node-config 'client=0 data=\"...\"'")
     folder = Path(config["state-dir"] or f"~/.fedfill/node-{context.node_id}").expanduser()
-    _speak(folder / "fedfill.log")
+    try:
+        _speak(folder / "fedfill.log")
+    except OSError as error:
+        raise FedfillError(f"state-dir: can't write to {folder} ({error.strerror}); name another folder") from error
     return flower.Site(
         client=client,
         data=data,

@@ -13,7 +13,6 @@ messages, runs handlers and keeps the clients' states; it knows no algorithm. Th
 
 from __future__ import annotations
 
-import math
 from collections.abc import Awaitable, Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, Protocol, TypeVar, cast
@@ -25,7 +24,7 @@ from fedfill import tree
 from fedfill.data.samples import Samples
 from fedfill.errors import ContractError, FedfillError
 from fedfill.privacy.ledger import Ledger, Release, unbounded
-from fedfill.streams import numpy_stream, secret_stream, torch_stream
+from fedfill.streams import numpy_stream, torch_stream
 from fedfill.training.aggregation import Mean, group_of, mean_of
 from fedfill.training.evaluation import Evaluation
 from fedfill.training.local import Fit, Fitted, LocalTraining, Loss
@@ -96,7 +95,7 @@ class Client:
         initial: The experiment's initial weights, which every party can make from the seed: they cost no bytes.
         seed: Of the experiment.
         resident: Loads weights into the worker's model.
-        secret: Whether noise comes from the operating system and not from the seed, which the server knows.
+        secret: Makes a stream of noise that nobody else can follow; None: noise comes from the seed.
     """
 
     def __init__(
@@ -110,7 +109,7 @@ class Client:
         initial: Weights,
         seed: int,
         resident: Callable[[Weights], nn.Module],
-        secret: bool = False,
+        secret: Callable[[str], torch.Generator] | None = None,
     ) -> None:
         self.id = id
         self.round = round
@@ -123,6 +122,7 @@ class Client:
         self._resident = resident
         self._secret = secret
         self._streams: dict[str, torch.Generator] = {}
+        self._noises: dict[str, torch.Generator] = {}
 
     def stream(self, purpose: str) -> torch.Generator:
         """The stream of randomness of (seed, purpose, round, client), on the data's device.
@@ -141,9 +141,11 @@ class Client:
 
         It is `stream` in a simulation, where a run can be repeated to the bit. In a deployment nobody else may know it.
         """
-        if self._secret and purpose not in self._streams:
-            self._streams[purpose] = secret_stream(self.data.labels.device)
-        return self.stream(purpose)
+        if self._secret is None:
+            return self.stream(purpose)
+        if purpose not in self._noises:
+            self._noises[purpose] = self._secret(purpose)
+        return self._noises[purpose]
 
     def model(self, weights: Weights) -> nn.Module:
         """A model that holds `weights`, in evaluation mode, valid until the next `model` or `fit` of this handler."""
@@ -239,8 +241,8 @@ class Average:
             ValueError: Where a field doesn't hold the tensors that it should, or the weight is none.
         """
         weight = 1.0 if self.by is None else getattr(reply, self.by)
-        if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight < math.inf:
-            raise ValueError(f"'{self.by}' of the reply is {weight!r}, and a weight is a number of 0 or more")
+        if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight <= HEAVIEST:
+            raise ValueError(f"'{self.by}' of the reply is {str(weight)[:20]}, and a weight is a number from 0 to 2^53")
         means: dict[str, Mean] = {}
         for name, shapes in self.shapes.items():
             tensors = getattr(reply, name)
@@ -290,12 +292,12 @@ class Averaging:
         means: dict[str, Mean] = {}
         error: Lost | None = None
         try:
-            if not tree.is_finite(reply):
-                raise ValueError(NOT_FINITE)
             if self._average is not None:
                 reply, means = self._average.take(reply)
+            if not tree.is_finite((reply, [mean.tensors for mean in means.values()])):
+                raise ValueError(NOT_FINITE)
         except ValueError as broken:
-            error = Lost(str(broken))
+            error, means = Lost(str(broken)), {}
             if self._average is not None:
                 reply = self._average.rest(reply)
         group = self.groups.setdefault(group_of(client, self._clients), {})
@@ -391,7 +393,7 @@ class Server:
         initial: The experiment's initial weights.
         model: A model for the server's own use, in no client's way.
         sample: One sample of nothing, with the type and shape of the clients'.
-        min_replies: Good replies that a call to so many clients or more must have.
+        min_replies: Good replies that a call to a whole cohort must have.
 
     Attributes:
         state: What the server keeps between rounds.
@@ -470,8 +472,6 @@ class Server:
         cohort: Sequence[int],
         handler: BoundHandler,
         messages: Message | Mapping[int, Message],
-        *,
-        check: Check | None = None,
     ) -> dict[int, Any]:
         """Send messages to clients, run a handler on each, and collect the replies.
 
@@ -479,7 +479,6 @@ class Server:
             cohort: Clients to call.
             handler: A method of the algorithm that is marked with `client_handler`.
             messages: One message for all, or one for each client of the cohort.
-            check: Raises a ValueError for a reply that makes no sense; such a one is left out too.
 
         Returns:
             The good replies by client, in ascending order. A reply that failed or holds a NaN or an infinity is left out,
@@ -489,7 +488,7 @@ class Server:
             ContractError: Where the algorithm broke the contract, or a handler raised on every client.
             FedfillError: Where too few replies are left.
         """
-        return self._call(cohort, handler, messages, None, check)[0]
+        return self._call(cohort, handler, messages, None)[0]
 
     def average(
         self,
@@ -499,7 +498,6 @@ class Server:
         *,
         of: Mapping[str, Weights],
         by: str | None,
-        check: Check | None = None,
     ) -> tuple[dict[int, Any], dict[str, Weights]]:
         """Like `call`, for replies of which the server needs some fields only as a weighted mean.
 
@@ -512,7 +510,6 @@ class Server:
             messages: One message for all, or one for each client of the cohort.
             of: The fields, each with tensors that have the names, types and shapes that every reply's must have.
             by: The field with a reply's weight, such as ``"samples"``; None: all weigh the same.
-            check: Raises a ValueError for a reply that makes no sense; such a one is left out too.
 
         Returns:
             The good replies as from `call`, with None in these fields; and the mean of each field that a reply held.
@@ -522,9 +519,11 @@ class Server:
             FedfillError: Where too few replies are left.
         """
         spec = Average({name: shapes_of(tensors) for name, tensors in of.items()}, by)
-        replies, means = self._call(cohort, handler, messages, spec, check)
+        replies, means = self._call(cohort, handler, messages, spec)
         if not all(mean.weight > 0 for mean in means.values()):
-            raise ContractError(f"every reply to '{handler.__name__}' weighs nothing in '{by}'")
+            raise FedfillError(
+                f"engine: every reply to '{handler.__name__}' weighs nothing in '{by}', so there is no mean"
+            )
         return replies, {name: mean.tensors for name, mean in means.items()}
 
     def _call(
@@ -533,7 +532,6 @@ class Server:
         handler: BoundHandler,
         messages: Message | Mapping[int, Message],
         average: Average | None,
-        check: Check | None,
     ) -> tuple[dict[int, Any], Mapping[str, Mean]]:
         name = handler.__name__
         if not getattr(handler, "is_client_handler", False):
@@ -553,11 +551,10 @@ class Server:
             self.costs.train_samples += outcome.train_samples
             if isinstance(outcome.error, ContractError | FedfillError):
                 raise outcome.error
+            for what, release in outcome.releases:  # also of what came too late, or could not be read
+                self.ledger.add(i, what, release)
             if outcome.reply is not None:
                 up += outcome.size
-                for what, release in outcome.releases:
-                    self.ledger.add(i, what, release)
-                outcome = _checked(outcome, check)
                 if averaging is not None:
                     outcome = averaging.add(i, outcome)
             if outcome.error is None:
@@ -565,7 +562,7 @@ class Server:
                 continue
             if not isinstance(outcome.error, Lost):
                 first = first or outcome.error
-            self._lose(i, name, reason(outcome.error))
+            self.lose(i, name, reason(outcome.error))
         leg = self.costs.legs.setdefault(name, [0, 0])
         leg[0] += down
         leg[1] += up
@@ -591,22 +588,15 @@ class Server:
             f"but {self._min_replies} were needed ({'; '.join(sorted(reasons)[:3])}); finished rounds are kept, and 'fedfill resume' goes on from there"
         )
 
-    def _lose(self, client: int, handler: str, reason: str) -> None:
+    def lose(self, client: int, handler: str, reason: str) -> None:
+        """Record that a reply, or what it shared, is left out; algorithms do so for one that makes no sense.
+
+        Args:
+            client: Whose it was.
+            handler: What was called.
+            reason: In a few words.
+        """
         self.lost.append({"client": client, "handler": handler, "reason": reason})
-
-
-Check = Callable[[Any], None]
-"""Raises a ValueError that says why a reply makes no sense."""
-
-
-def _checked(outcome: Outcome, check: Check | None) -> Outcome:
-    if check is None or outcome.error is not None:
-        return outcome
-    try:
-        check(outcome.reply)
-    except ValueError as senseless:
-        return replace(outcome, error=Lost(str(senseless)))
-    return outcome
 
 
 def reason(error: BaseException) -> str:
@@ -638,4 +628,5 @@ def releases_of(reply: Message, declared: Mapping[str, Release]) -> Iterator[tup
 
 
 UNDECLARED = unbounded("sent as it is")
+HEAVIEST = 2**53
 NOT_FINITE = "the reply holds a NaN or an infinity"

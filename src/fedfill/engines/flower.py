@@ -11,12 +11,14 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
+import secrets
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, get_type_hints
 
+import httpx
 import torch
 from filelock import FileLock
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, RecordDict
@@ -28,7 +30,7 @@ from torch import nn
 from fedfill import tree
 from fedfill.data.federation import ClientData
 from fedfill.data.samples import Samples
-from fedfill.engines.contract import Answers, Average, Lost, Message, Outcome
+from fedfill.engines.contract import Answers, Average, Lost, Message, Outcome, releases_of
 from fedfill.engines.host import Host, make_resident
 from fedfill.errors import FedfillError
 from fedfill.privacy.ledger import Release, unbounded
@@ -54,9 +56,28 @@ PROTOCOL = 1
 POLL = 0.2
 GRACE = 60.0
 """Seconds beyond a client's own time limit that the server waits: for the host's process to start and for the wire."""
+PATIENCE = 3600.0
+"""Seconds that a host has for one call where the experiment sets none."""
+AGAIN = 60.0
+"""Seconds until a refused node is asked again: its people may have mended it, or the node in its place has gone."""
+APP_ERRORS = (1, 2)
+"""Flower's codes for a host's program that can't be loaded or raises; the others are about nodes and the wire."""
 STYPE = "fedfill.safetensors"
 
+DTYPES = {torch.float64, torch.float32, torch.float16, torch.bfloat16}
+DTYPES |= {torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool}
+"""What tensors in a message may be."""
+MOST = 2**53
+"""Counts beyond this are none."""
+
 HELLO, EVALUATE = "query.hello", "query.evaluate"
+
+UNREAD = (("a reply that could not be read", unbounded("it may have been seen on its way")),)
+"""What is released by a reply of which nobody knows what it held."""
+
+
+class Unread(Lost):
+    """A reply that may have left its host, and been seen by others, without having been read here."""
 
 
 # What crosses
@@ -159,9 +180,13 @@ def unpack(content: RecordDict, limit: int) -> tuple[Tree, dict[str, Any]]:
     if len(body.data) > limit:
         raise ValueError(f"oversized message: {len(body.data):,} bytes, and max-message-bytes is {limit:,}")
     try:
-        return tree.from_bytes(body.data), words
-    except ValueError as broken:
+        value = tree.from_bytes(body.data)
+    except Exception as broken:  # a record's own check may raise anything
         raise ValueError(f"malformed message: {broken}") from broken
+    strange = {tensor.dtype for tensor in tree.tensors(value)} - DTYPES
+    if strange:
+        raise ValueError(f"malformed message: it holds tensors of the type {strange.pop()}")
+    return value, words
 
 
 def handlers_of(program: Any) -> dict[str, tuple[Any, Any]]:
@@ -172,8 +197,11 @@ def handlers_of(program: Any) -> dict[str, tuple[Any, Any]]:
         if getattr(function, "is_client_handler", False):
             try:
                 hints = get_type_hints(function)
-            except NameError:  # kinds that are known inside a function only
-                hints = {}
+            except NameError as unknown:
+                raise FedfillError(
+                    f"algorithm: the handler '{name}' names a message that can't be found ({unknown}); "
+                    "allowed with engine=flower: messages on the top level of a module"
+                ) from unknown
             message = [hint for argument, hint in hints.items() if argument not in ("client", "return")]
             found[name] = (message[0] if message else Any, hints.get("return", Any))
     return found
@@ -194,7 +222,7 @@ class FlowerEngine:
         template: The model, for the evaluation on the test set.
         digest: Of the experiment; a host with another one is not called.
         device: Where the test set lives.
-        timeout: Seconds that a host has for one call, one hour where None; `GRACE` more may pass on the way.
+        timeout: Seconds that a host has for one call; None: `PATIENCE`. `GRACE` more may pass on the way.
         evaluate_clients: Whether hosts have test splits of their own.
         limit: Bytes of a reply at the most.
         wait: Seconds to wait for all hosts at the start.
@@ -228,14 +256,18 @@ class FlowerEngine:
         self._clients = clients
         self._classes = classes
         self._test = test.to(device)
+        self._device = device
         self._resident = make_resident(template, device)
         self._digest = digest
-        self._seconds = GRACE + (3600.0 if timeout is None else timeout)
+        self._seconds = GRACE + (PATIENCE if timeout is None else timeout)
         self._limit = limit
         self._kinds = {f"train.{name}": reply for name, (_, reply) in handlers_of(program).items()}
         self._kinds |= {HELLO: Hello, EVALUATE: Scores}
         self._nodes: dict[int, int] = {}  # client -> node
-        self._refused: dict[int, str] = {}
+        self._refused: dict[int, tuple[str, float]] = {}  # node -> why, and when
+        self._told: set[tuple[int, str]] = set()
+        self._asked: dict[str, tuple[int, float]] = {}  # hello -> node, and when
+        self._begun: int | None = None
         self._gather(wait, enough)
 
     def call(self, handler: str, messages: Mapping[int, Message], t: int, average: Average | None = None) -> Answers:
@@ -254,9 +286,9 @@ class FlowerEngine:
         for message in messages.values():
             if id(message) not in bodies:
                 bodies[id(message)] = encode(message)
-        contents = {
-            i: pack(bodies[id(message)], digest=self._digest, round=t, client=i) for i, message in messages.items()
-        }
+        self._begun = t if self._begun is None else self._begun
+        words: dict[str, str | int] = {"digest": self._digest, "round": t, "begun": self._begun}
+        contents = {i: pack(bodies[id(message)], **words, client=i) for i, message in messages.items()}
         replies = self._ask(f"train.{handler}", contents, self._seconds)
         return Answers({i: self._outcome(replies[i], f"train.{handler}") for i in messages})
 
@@ -317,26 +349,33 @@ class FlowerEngine:
         return (
             isinstance(scores, Scores)
             and len(scores.correct) == len(scores.samples) == self._classes
-            and all(0 <= hit <= size for hit, size in zip(scores.correct, scores.samples, strict=True))
-            and tree.is_finite(scores)
+            and all(0 <= hit <= size <= MOST for hit, size in zip(scores.correct, scores.samples, strict=True))
+            and 0 <= scores.loss <= MOST
         )
 
     def _outcome(self, reply: Envelope | Lost, action: str) -> Outcome:
         if isinstance(reply, Lost):
-            return Outcome(error=reply)
+            return Outcome(error=reply, releases=UNREAD if isinstance(reply, Unread) else ())
         if reply.has_error():
             return Outcome(error=Lost(f"Flower error {reply.error.code}: {_line(reply.error.reason)}"))
         try:
-            answer, _ = unpack(reply.content, self._limit)
+            answer = unpack(reply.content, self._limit)[0]
             tree.validated(answer, Answer)
             if answer.reply is not None:
                 tree.validated(answer.reply, self._kinds[action])
-        except ValueError as broken:
-            return Outcome(error=Lost(str(broken)))
-        if answer.error is not None or answer.reply is None:
+                kind = type(answer.reply).__name__
+                # every field is a release, whatever the host says of it
+                told = {name.removeprefix(f"{kind}."): release for name, release in answer.releases}
+                known = {item.name for item in fields(answer.reply)}
+                releases = tuple(releases_of(answer.reply, {k: v for k, v in told.items() if k in known}))
+                value = tree.to(answer.reply, self._device)
+        except Exception as broken:  # whatever bytes from elsewhere may bring about is their sender's loss alone
+            return Outcome(error=Lost(_line(str(broken))), releases=UNREAD)
+        if answer.reply is None:
             return Outcome(error=Lost(_line(answer.error) or "the host gave neither a reply nor an error"))
-        seconds, samples = max(0.0, answer.fit_seconds), max(0, answer.train_samples)
-        return Outcome(answer.reply, None, answer.releases, tree.size(answer.reply), seconds, samples)
+        seconds = answer.fit_seconds if 0 <= answer.fit_seconds <= self._seconds else 0.0
+        samples = answer.train_samples if 0 <= answer.train_samples <= MOST else 0
+        return Outcome(value, None, releases, tree.size(value), seconds, samples)
 
     def _gather(self, wait: float, enough: int) -> None:
         """Wait until all hosts are there, or enough of them and the time is over."""
@@ -345,39 +384,51 @@ class FlowerEngine:
             self._greet()
             if len(self._nodes) == self._clients:
                 return
-            # refused ones won't change their mind
-            if len(self._refused) > self._clients - max(1, enough):
-                break
             if time.monotonic() > end:
                 break
-            time.sleep(1.0)
+            time.sleep(POLL)
         if len(self._nodes) < max(1, enough):
-            refused = f" ({len(self._refused)} refused: {next(iter(self._refused.values()))})" if self._refused else ""
+            why = f" ({len(self._refused)} refused: {next(iter(self._refused.values()))[0]})" if self._refused else ""
             raise FedfillError(
-                f"clients: {len(self._nodes)} of {self._clients} hosts were there after {wait:g} s{refused}, and at least "
+                f"clients: {len(self._nodes)} of {self._clients} hosts were there after {wait:g} s{why}, and at least "
                 f"{max(1, enough)} must be"
             )
         log.warning("%d of %d hosts are there; the others may still come", len(self._nodes), self._clients)
 
     def _greet(self) -> None:
-        """Ask nodes that are new who they are; forget nodes that are gone."""
-        online = set(self._grid.get_node_ids())
+        """Ask nodes that are new who they are, without waiting for them, hear those that answered, forget who is gone."""
+        online, now = set(self._grid.get_node_ids()), time.monotonic()
         self._nodes = {i: node for i, node in self._nodes.items() if node in online}
-        self._refused = {node: why for node, why in self._refused.items() if node in online}
-        strangers = sorted(online - set(self._nodes.values()) - self._refused.keys())
-        if not strangers:
+        self._refused = {n: (why, at) for n, (why, at) in self._refused.items() if n in online and now < at + AGAIN}
+        asked = {node for node, _ in self._asked.values()}
+        strangers = sorted(online - set(self._nodes.values()) - self._refused.keys() - asked)
+        if strangers:
+            content = pack(encode(None), digest=self._digest, round=0, client=-1)
+            hellos = [Envelope(content, node, HELLO, ttl=2 * GRACE) for node in strangers]
+            names = zip(self._grid.push_messages(hellos), strangers, strict=False)
+            self._asked |= {name: (node, now) for name, node in names if name}
+        for name, (node, since) in list(self._asked.items()):
+            reply = self._pull(name)
+            if reply is None and node in online and now < since + 2 * GRACE:
+                continue
+            del self._asked[name]
+            self._meet(node, reply if reply is not None else Lost("no answer"))
+
+    def _meet(self, node: int, reply: Envelope | Lost) -> None:
+        """A node has said who it is, or has not."""
+        outcome = self._outcome(reply, HELLO)
+        problem = str(outcome.error) if outcome.error is not None else self._problem(outcome.reply)
+        if problem is None:
+            self._nodes[outcome.reply.client] = node  # type: ignore[union-attr]
             return
-        content = pack(encode(None), digest=self._digest, round=0, client=-1)
-        for node, reply in self._exchange(HELLO, {node: (node, content) for node in strangers}, 2 * GRACE).items():
-            outcome = self._outcome(reply, HELLO)
-            problem = str(outcome.error) if outcome.error is not None else self._problem(outcome.reply)
-            if problem is None:
-                self._nodes[outcome.reply.client] = node  # type: ignore[union-attr]
-            elif isinstance(reply, Lost):
-                log.warning("node %d did not say who it is: %s", node, problem)  # it is asked again
-            else:
-                self._refused[node] = problem
-                log.warning("node %d is refused: %s", node, problem)
+        if isinstance(reply, Lost) or (reply.has_error() and reply.error.code not in APP_ERRORS):
+            problem = f"did not say who it is: {problem}"  # it is asked again at once
+        else:
+            self._refused[node] = (problem, time.monotonic())
+            problem = f"is refused: {problem}"
+        if (node, problem) not in self._told:
+            log.warning("node %d %s", node, problem)
+        self._told.add((node, problem))
 
     def _problem(self, hello: Any) -> str | None:
         if not isinstance(hello, Hello) or hello.protocol != PROTOCOL:
@@ -414,7 +465,7 @@ class FlowerEngine:
                     replies[waiting.pop(name)] = reply
             if waiting:
                 time.sleep(POLL)
-        late = Lost(f"no answer within {seconds:g} s")
+        late = Unread(f"no answer within {seconds:g} s")
         unsent = Lost("its message could not be sent")
         return {k: replies.get(k, late if k in waiting.values() else unsent) for k in keys}
 
@@ -426,8 +477,10 @@ class FlowerEngine:
         """
         try:
             return next(iter(self._grid.pull_messages([name])), None)
-        except (ValueError, TypeError, KeyError) as unreadable:
-            return Lost(f"malformed message: {_line(str(unreadable))}")
+        except httpx.HTTPError:  # the SuperLink is gone: that ends the run
+            raise
+        except Exception as unreadable:
+            return Unread(f"malformed message: {_line(str(unreadable))}")
 
 
 def _line(text: str | None) -> str:
@@ -455,7 +508,7 @@ class Site:
         device: Where data and models live.
         folder: Where its state lies.
         timeout: Seconds for one call, or None.
-        secret: Whether noise comes from the operating system and not from the seed.
+        secret: Whether noise comes from a key that only this host has, and not from the seed.
         limit: Bytes of a message at the most.
     """
 
@@ -519,8 +572,13 @@ def client_app(program: Any, arrive: Callable[[Context], Site]) -> ClientApp:
                 if words.get("digest") != office.site.digest and name != HELLO:
                     raise ValueError("the message is another experiment's")
                 answer = serve(office, value, {**words, "run": str(context.run_id)})
-            except (ValueError, FedfillError, SystemExit) as refused:  # without a reply Flower waits for a minute
-                log.warning("refused '%s': %s", name, refused)
+            except (
+                ValueError,
+                OSError,
+                FedfillError,
+                SystemExit,
+            ) as refused:  # without a reply Flower waits for a minute
+                log.warning("refused '%s': %s", name, _line(str(refused)))
                 answer = Answer(error=_line(str(refused)))
             return Envelope(pack(encode(answer)), reply_to=message)
 
@@ -528,7 +586,7 @@ def client_app(program: Any, arrive: Callable[[Context], Site]) -> ClientApp:
 
     for handler, (kind, _) in handlers_of(program).items():
         app.train(handler)(action(functools.partial(_run, handler, kind), f"train.{handler}"))
-    app.query("hello")(action(_greet, HELLO))
+    app.query("hello")(action(_say_hello, HELLO))
     app.query("evaluate")(action(_score, EVALUATE))
     return app
 
@@ -563,7 +621,8 @@ class _Office:
         site = self.site
         return Host(
             site.program, classes=site.classes, initial=site.initial, seed=site.seed, device=site.device,
-            timeout=site.timeout, secret=site.secret,
+            timeout=PATIENCE if site.timeout is None else site.timeout,
+            secret=_key(site.folder / "noise.key") if site.secret else None,
         )  # fmt: skip
 
     @property
@@ -582,6 +641,13 @@ class _Office:
         return kept  # type: ignore[no-any-return]
 
 
+def _key(path: Path) -> bytes:
+    """The host's own key for its noise, made at first use; nobody else may ever read it."""
+    if not path.exists():
+        write_atomically(path, secrets.token_bytes(32), mode=0o600)
+    return path.read_bytes()
+
+
 def _run(handler: str, kind: Any, office: _Office, message: Tree, words: dict[str, Any]) -> Answer:
     """Run a handler and commit the state, on disk, before the reply is sent."""
     site = office.site
@@ -594,21 +660,16 @@ def _run(handler: str, kind: Any, office: _Office, message: Tree, words: dict[st
     message = tree.to(message, site.device)
     office.path.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(office.path.with_suffix(".lock")):
-        kept = office.kept()
-        run = words["run"]
-        if kept is not None and t < kept.round:
-            raise ValueError(f"the server asks for round {t + 1}, and this client has been in round {kept.round + 1}")
-        # a server that was killed begins its round anew, and so does the state
-        anew = kept is not None and t == kept.round and kept.run != run
-        state = None if kept is None else kept.before if anew else kept.now
-        before = kept.before if kept is not None and t == kept.round else state
+        kept, run = office.kept(), words["run"]
+        state, before = _stored(kept, run, t, words.get("begun"))
+        anew = kept is not None and kept.run != run
         state = tree.to(state, site.device)
         outcome, new = office.host.serve(office.resident, handler, site.client, office.train, state, message, t)
         office.host.check(handler)
         if outcome.error is not None:
             log.warning("'%s' failed", handler, exc_info=outcome.error)
         if outcome.error is None or anew:
-            write_atomically(office.path, tree.to_bytes(Kept(run, t, before, new or state)))
+            write_atomically(office.path, tree.to_bytes(Kept(run, t, before, new or state)), mode=0o600)
     if outcome.error is not None:
         error = outcome.error
         text = str(error) if isinstance(error, Lost | FedfillError) else f"{type(error).__name__}: {error}"
@@ -616,7 +677,26 @@ def _run(handler: str, kind: Any, office: _Office, message: Tree, words: dict[st
     return Answer(outcome.reply, None, outcome.releases, outcome.fit_seconds, outcome.train_samples)
 
 
-def _greet(office: _Office, message: Tree, words: dict[str, Any]) -> Answer:
+def _stored(kept: Kept | None, run: str, t: int, begun: Any) -> tuple[Tree, Tree]:
+    """The state to go on with in round `t` of a server's run that began with round `begun`, and the one that `t` began with.
+
+    A server that was killed begins its last round anew, and so does the client, whether or not it is called in it again.
+    """
+    if not isinstance(begun, int) or not 0 <= begun <= t:
+        raise ValueError(f"malformed message: begun {begun!r}")
+    if kept is None or (kept.run != run and not begun):
+        return None, None
+    if kept.run != run and kept.round == begun:
+        return kept.before, kept.before
+    if kept.round > (t if kept.run == run else begun):
+        raise ValueError(
+            f"the server asks for round {t + 1}, and this client has been in round {kept.round + 1}; "
+            "what it had before is gone"
+        )
+    return kept.now, kept.before if kept.run == run and kept.round == t else kept.now
+
+
+def _say_hello(office: _Office, message: Tree, words: dict[str, Any]) -> Answer:
     """Say who this is."""
     return Answer(Hello(office.site.client, PROTOCOL, office.site.digest))
 

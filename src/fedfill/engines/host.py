@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Coroutine
 from typing import Any
@@ -14,7 +15,7 @@ from fedfill.data.samples import Samples
 from fedfill.engines.allocator import keep_freed_memory
 from fedfill.engines.contract import Client, Lost, Message, Outcome, State, releases_of
 from fedfill.errors import ContractError
-from fedfill.streams import torch_stream
+from fedfill.streams import secret_stream, torch_stream
 from fedfill.training.local import Fit, Fitted, Interrupted, LocalTraining, Resident, fit, make_optimizer
 from fedfill.tree import Tree, Weights
 
@@ -59,7 +60,7 @@ class Host:
         seed: Of the experiment.
         device: Where data and models live.
         timeout: Seconds that a client has for one call; None: as long as it takes.
-        secret: Whether noise comes from the operating system and not from the seed.
+        secret: A key that only this host has, from which noise comes in place of the seed.
     """
 
     def __init__(
@@ -71,7 +72,7 @@ class Host:
         seed: int,
         device: torch.device,
         timeout: float | None = None,
-        secret: bool = False,
+        secret: bytes | None = None,
     ) -> None:
         self._program = program
         self._classes = classes
@@ -124,6 +125,12 @@ class Host:
         own = State(tree.copy(state or self._program.client_state()))
         given = (message, data.inputs, data.labels)
         untouched = tree.Unchanged((given, own.tree()))
+
+        def secret(purpose: str) -> torch.Generator:
+            # by the message: to the same question the same noise, to another question other noise
+            asked = hashlib.sha256(tree.to_bytes(message)).hexdigest()
+            return secret_stream(self._secret or b"", handler, purpose, t, i, asked, device=data.labels.device)
+
         client = Client(
             id=i,
             round=t,
@@ -133,7 +140,7 @@ class Host:
             initial=self._initial,
             seed=self._seed,
             resident=resident.load,
-            secret=self._secret,
+            secret=secret if self._secret is not None else None,
         )
         late = Lost(f"took longer than reply_timeout={self._timeout} s")
         resident.deadline = time.monotonic() + self._timeout if self._timeout is not None else float("inf")

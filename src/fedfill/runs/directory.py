@@ -43,13 +43,16 @@ def writing(path: Path, hint: str = "make room or choose another place") -> Iter
         raise FedfillError(f"out: can't write {path} ({error.strerror or error}); {hint}") from error
 
 
-def write_atomically(path: Path, data: bytes, hint: str = "make room or choose another place") -> None:
+def write_atomically(
+    path: Path, data: bytes, hint: str = "make room or choose another place", mode: int = 0o644
+) -> None:
     """Write a whole file or none of it.
 
     Args:
         path: Its parent is created.
         data: All of its bytes.
         hint: What the user can do where it fails.
+        mode: Who may read it.
 
     Raises:
         FedfillError: Where it can't be written.
@@ -62,7 +65,7 @@ def write_atomically(path: Path, data: bytes, hint: str = "make room or choose a
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
-            os.chmod(name, 0o644)  # mkstemp's files are readable by their owner alone
+            os.chmod(name, mode)  # mkstemp's files are readable by their owner alone
             os.replace(name, path)
         except BaseException:
             Path(name).unlink(missing_ok=True)

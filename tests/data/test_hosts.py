@@ -1,0 +1,330 @@
+"""What one host holds: read as it lies on its disk, its classes found by name, and broken data get a sentence."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+from PIL import Image
+
+from fedfill import tree
+from fedfill.data.federation import ClientData, Federation, federate
+from fedfill.data.hosts import FORMATS, Task, load_host, save_host
+from fedfill.data.samples import Samples
+from fedfill.errors import FedfillError
+
+NAMES = ("ant", "bee", "cat", "dog")
+TASK = Task("insects", 3, NAMES, (1, 4, 5))
+
+
+def pixels(n: int, seed: int = 0) -> np.ndarray[Any, Any]:
+    return np.random.default_rng(seed).integers(0, 256, (n, 4, 5), dtype=np.uint8)
+
+
+def samples_of(images: np.ndarray[Any, Any], labels: list[int]) -> Samples:
+    return Samples(torch.from_numpy(images)[:, None], torch.tensor(labels))
+
+
+def rows(*parts: Samples) -> list[tuple[bytes, int]]:
+    """All samples, whatever their order."""
+    return sorted(
+        (image.numpy().tobytes(), int(label))
+        for part in parts
+        for image, label in zip(part.inputs, part.labels, strict=True)
+    )
+
+
+def write_parquet(path: Path, images: np.ndarray[Any, Any], labels: list[int], names: list[str] | None) -> None:
+    label: Any = datasets.ClassLabel(names=names) if names else datasets.Value("int64")
+    features = datasets.Features({"image": datasets.Image(), "label": label})
+    data = datasets.Dataset.from_dict({"image": [Image.fromarray(p) for p in images], "label": labels}, features)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    data.to_parquet(str(path))
+
+
+def write_images(folder: Path, images: np.ndarray[Any, Any], names: list[str]) -> None:
+    for k, (image, name) in enumerate(zip(images, names, strict=True)):
+        (folder / name).mkdir(parents=True, exist_ok=True)
+        Image.fromarray(image).save(folder / name / f"{k:03}.png")
+
+
+def write_tensors(path: Path, **tensors: torch.Tensor) -> Path:
+    safetensors.torch.save_file(tensors, path)
+    return path
+
+
+def refused(sentence: str, path: Path, form: str = "safetensors", task: Task = TASK, **options: Any) -> None:
+    with pytest.raises(FedfillError) as caught:
+        load_host(path, form, task, **options)
+    assert re.search(sentence, str(caught.value)), caught.value
+    assert "\n" not in str(caught.value)
+
+
+# ---- what is read
+
+
+@pytest.mark.parametrize("names", [["dog", "bee"], ["ant", "bee", "cat", "dog"]])
+def test_parquet_classes_are_found_by_their_names(tmp_path: Path, names: list[str]) -> None:
+    images, words = pixels(6), ["dog", "bee", "dog", "dog", "bee", "bee"]
+    write_parquet(tmp_path / "train-0.parquet", images, [names.index(word) for word in words], names)
+    data = load_host(tmp_path, "parquet", TASK)
+    assert rows(data.train) == rows(samples_of(images, [NAMES.index(word) for word in words]))
+    assert len(data.test) == 0
+
+
+def test_image_folders_of_a_part_of_the_classes(tmp_path: Path) -> None:
+    images, words = pixels(5), ["dog", "bee", "dog", "dog", "dog"]
+    write_images(tmp_path, images, words)
+    data = load_host(str(tmp_path), "images", TASK)
+    assert rows(data.train) == rows(samples_of(images, [NAMES.index(word) for word in words]))
+    assert data.train.counts(4) == [0, 1, 0, 4]
+
+
+def test_image_folders_with_a_test_split_of_their_own(tmp_path: Path) -> None:
+    images = pixels(6)
+    write_images(tmp_path / "train", images[:4], ["cat", "dog", "dog", "cat"])
+    write_images(tmp_path / "test", images[4:], ["dog", "cat"])
+    data = load_host(tmp_path, "images", TASK, share=0.1)
+    assert rows(data.train) == rows(samples_of(images[:4], [2, 3, 3, 2]))
+    assert rows(data.test) == rows(samples_of(images[4:], [3, 2]))
+
+
+def test_parquet_with_a_test_split_of_its_own(tmp_path: Path) -> None:
+    images = pixels(6)
+    write_parquet(tmp_path / "train.parquet", images[:4], [0, 1, 1, 0], ["cat", "dog"])
+    write_parquet(tmp_path / "test.parquet", images[4:], [1, 0], ["cat", "dog"])
+    data = load_host(tmp_path, "parquet", TASK, share=0.5)
+    assert rows(data.train) == rows(samples_of(images[:4], [2, 3, 3, 2]))
+    assert rows(data.test) == rows(samples_of(images[4:], [3, 2]))
+
+
+def test_a_host_may_hold_one_sample_only(tmp_path: Path) -> None:
+    write_images(tmp_path, pixels(1), ["dog"])
+    for share in (0.0, 0.3):
+        data = load_host(tmp_path, "images", TASK, share=share)
+        assert (data.train.labels.tolist(), data.test.labels.tolist()) == ([3], [])
+
+
+def test_without_a_share_nothing_is_held_out_and_a_test_split_is_not_used(tmp_path: Path) -> None:
+    images, labels = pixels(40), [k % 2 for k in range(40)]
+    write_images(tmp_path / "plain", images, [NAMES[k] for k in labels])
+    data = load_host(tmp_path / "plain", "images", TASK, share=0)
+    assert rows(data.train) == rows(samples_of(images, labels)), "not the fifth that a whole data set would lose"
+    assert len(data.test) == 0
+    save_host(tmp_path / "both", ClientData(samples_of(images, labels), samples_of(images[:8], labels[:8])))
+    data = load_host(tmp_path / "both", "safetensors", TASK, share=0)
+    assert (len(data.train), len(data.test)) == (40, 0)
+
+
+def test_a_share_is_held_out_by_class_and_by_client_and_is_the_same_again(tmp_path: Path) -> None:
+    images, labels = pixels(60), [k % 3 for k in range(60)]
+    path = write_tensors(tmp_path / "d", inputs=torch.from_numpy(images)[:, None], labels=torch.tensor(labels))
+
+    def held(client: int, seed: int) -> list[tuple[bytes, int]]:
+        data = load_host(path, "safetensors", TASK, share=0.25, client=client, seed=seed)
+        assert data.test.counts(4) == [5, 5, 5, 0]
+        assert rows(data.train, data.test) == rows(samples_of(images, labels))
+        return rows(data.test)
+
+    assert held(0, 0) == held(0, 0)
+    assert held(0, 0) != held(1, 0)
+    assert held(0, 0) != held(0, 1)
+
+
+def test_a_home_folder_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    write_images(tmp_path / "mine", pixels(3), ["ant", "ant", "bee"])
+    assert len(load_host("~/mine", "images", TASK).train) == 3
+
+
+# ---- a round trip
+
+
+def assert_same(found: ClientData, given: ClientData) -> None:
+    for one, other in ((found.train, given.train), (found.test, given.test)):
+        assert one.inputs.dtype == other.inputs.dtype
+        assert torch.equal(one.inputs, other.inputs)
+        assert torch.equal(one.labels, other.labels)
+
+
+@pytest.mark.parametrize("client_test", [0.0, 0.2])
+def test_what_a_rehearsal_saves_is_what_its_hosts_read(tmp_path: Path, client_test: float) -> None:
+    federation = federate("digits", fraction=0.1, clients=3, seed=0, partition="dirichlet:0.3", client_test=client_test)
+    task = Task.of(federation)
+    assert task == replace(task, **{k: tuple(v) if isinstance(v, list) else v for k, v in task.document().items()})
+    for i, given in enumerate(federation.clients):
+        save_host(tmp_path / f"host{i}" / "data", given)
+        assert_same(load_host(tmp_path / f"host{i}" / "data", "safetensors", task, client=i, share=client_test), given)
+
+
+def test_an_empty_test_split_that_was_saved_stays_empty(tmp_path: Path, random_samples: Callable[..., Samples]) -> None:
+    given = ClientData(random_samples(30, (1, 4, 5)), random_samples(30, (1, 4, 5))[:0])
+    save_host(tmp_path / "d", given)
+    assert_same(load_host(tmp_path / "d", "safetensors", TASK, share=0.3), given)
+
+
+def test_samples_that_are_no_images(tmp_path: Path) -> None:
+    task = Task("numbers", 1, ("a", "b"), (7,), "float32")
+    given = ClientData(Samples(torch.randn(9, 7), torch.arange(9) % 2), Samples(torch.randn(2, 7), torch.arange(2)))
+    save_host(tmp_path / "d", given)
+    assert_same(load_host(tmp_path / "d", "safetensors", task, share=0.1), given)
+    federation = task.remote(given.test)
+    assert (federation.classes, federation.shape, federation.test.inputs.dtype) == (2, (7,), torch.float32)
+
+
+def test_views_of_one_tensor_can_be_saved(tmp_path: Path) -> None:
+    whole = torch.from_numpy(pixels(8)).repeat(1, 1, 2)[:, None]
+    samples = Samples(whole[::2, :, :, :5], torch.arange(8)[::2] % 4)
+    given = ClientData(samples, samples)
+    save_host(tmp_path / "d", given)
+    assert_same(load_host(tmp_path / "d", "safetensors", TASK, share=0.1), given)
+
+
+# ---- what all parties agreed on
+
+
+def test_a_party_without_data_sees_a_federation_of_nobody() -> None:
+    federation = TASK.remote()
+    assert isinstance(federation, Federation)
+    assert [len(client.train) for client in federation.clients] == [0, 0, 0]
+    assert federation.class_names == NAMES
+    assert federation.shape == (1, 4, 5)
+    assert len(federation.test) == 0
+
+
+def test_all_parties_have_one_fingerprint_and_another_task_has_another() -> None:
+    assert TASK.remote().fingerprint == Task("insects", 3, NAMES, (1, 4, 5)).remote().fingerprint
+    others = [
+        replace(TASK, clients=4),
+        replace(TASK, class_names=NAMES[::-1]),
+        replace(TASK, shape=(1, 5, 4)),
+        replace(TASK, dtype="float32"),
+        replace(TASK, fingerprint="of the data"),
+    ]
+    assert len({task.remote().fingerprint for task in [TASK, *others]}) == 6
+    assert TASK.remote(TASK.nothing).fingerprint == TASK.remote().fingerprint
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"dtype": "int8"}, "dtype: found 'int8'; allowed: uint8, float32"),
+        ({"clients": 0}, "clients: found 0; allowed: a whole number of at least 1"),
+        ({"clients": "3"}, "clients: found '3'"),
+        ({"class_names": ("ant", "ant")}, r"class_names: found \['ant', 'ant'\]; allowed: two or more different names"),
+        ({"class_names": ("ant",)}, r"class_names: found \['ant'\]"),
+        ({"shape": ()}, r"shape: found \[\]; allowed: whole numbers such as \[1, 28, 28\]"),
+        ({"shape": (1, 0, 28)}, r"shape: found \[1, 0, 28\]"),
+        ({"shape": (1, 2.5)}, r"shape: found \[1, 2\.5\]"),
+    ],
+)
+def test_a_task_that_makes_no_sense(changes: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(FedfillError, match=sentence):
+        replace(TASK, **changes)
+
+
+# ---- slips
+
+
+def test_an_unknown_format(tmp_path: Path) -> None:
+    refused("format: found 'parquett'; did you mean 'parquet'", tmp_path, "parquett")
+    refused("format: found 'hdf9'; allowed: images, parquet, safetensors", tmp_path, "hdf9")
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_a_place_that_is_not_there(tmp_path: Path, form: str) -> None:
+    missing = tmp_path / "nowhere"
+    refused(f"^data: there is no '{missing}'; it should be {re.escape(FORMATS[form])}$", missing, form)
+    refused("^test-data: there is no", missing, form, setting="test-data")
+
+
+@pytest.mark.parametrize("form", ["parquet", "images"])
+def test_a_folder_that_holds_nothing_of_the_kind(tmp_path: Path, form: str) -> None:
+    (tmp_path / "empty").mkdir()
+    refused("data 'empty'", tmp_path / "empty", form)
+    (tmp_path / "file.txt").write_text("no data")
+    refused(f"data: '.*/file.txt' is no folder; it should be {re.escape(FORMATS[form])}", tmp_path / "file.txt", form)
+
+
+def test_a_class_that_was_not_agreed_on(tmp_path: Path) -> None:
+    write_images(tmp_path / "i", pixels(3), ["ant", "beee", "ant"])
+    refused("data: '.*/i' has a class 'beee'; did you mean 'bee'", tmp_path / "i", "images")
+    write_parquet(tmp_path / "p" / "train.parquet", pixels(2), [0, 1], ["ant", "zebra"])
+    refused("data: '.*/p' has a class 'zebra'; allowed: ant, bee, cat, dog", tmp_path / "p", "parquet")
+
+
+def test_images_of_another_shape(tmp_path: Path) -> None:
+    write_images(tmp_path, pixels(3).transpose(0, 2, 1), ["ant", "bee", "ant"])
+    refused(
+        r"data: '.*' holds torch.uint8 samples of shape \[1, 5, 4\]; this deployment's are torch.uint8 of shape \[1, 4, 5\]",
+        tmp_path, "images",
+    )  # fmt: skip
+
+
+def test_safetensors_that_cannot_be_read(tmp_path: Path) -> None:
+    (tmp_path / "d").write_bytes(b"nothing of the kind")
+    refused("data: '.*/d' can't be read as safetensors", tmp_path / "d")
+    refused("data: '.*' can't be read as safetensors", tmp_path)
+    good = write_tensors(tmp_path / "g", inputs=torch.zeros(2, 1, 4, 5, dtype=torch.uint8), labels=torch.arange(2))
+    good.write_bytes(good.read_bytes()[:-3])
+    refused("data: '.*/g' can't be read as safetensors", good)
+
+
+IMAGES = torch.zeros(3, 1, 4, 5, dtype=torch.uint8)
+LABELS = torch.tensor([0, 1, 3])
+
+
+@pytest.mark.parametrize(
+    ("tensors", "sentence"),
+    [
+        ({"inputs": IMAGES}, "needs both inputs and labels"),
+        ({"labels": LABELS}, "needs both inputs and labels"),
+        ({}, "needs both inputs and labels"),
+        ({"inputs": IMAGES, "labels": LABELS, "test_labels": LABELS}, "needs both test_inputs and test_labels"),
+        (
+            {"inputs": IMAGES, "labels": LABELS[:2]},
+            r"int64 of shape \[2\]; allowed: one int64 for each of the 3 samples",
+        ),
+        ({"inputs": IMAGES, "labels": LABELS.int()}, r"are torch.int32 of shape \[3\]; allowed: one int64"),
+        ({"inputs": IMAGES, "labels": LABELS[:, None]}, r"of shape \[3, 1\]; allowed: one int64"),
+        ({"inputs": IMAGES[0, 0, 0, 0], "labels": LABELS}, "labels in .* allowed: one int64 for each of the 0 samples"),
+        ({"inputs": IMAGES, "labels": LABELS + 1}, "labels in .* go beyond the 4 classes"),
+        ({"inputs": IMAGES, "labels": LABELS - 1}, "labels in .* go beyond the 4 classes"),
+        ({"inputs": IMAGES.float(), "labels": LABELS}, r"holds torch.float32 samples of shape \[1, 4, 5\]"),
+        ({"inputs": IMAGES[..., :4], "labels": LABELS}, r"holds torch.uint8 samples of shape \[1, 4, 4\]"),
+        ({"inputs": IMAGES[:, 0], "labels": LABELS}, r"samples of shape \[4, 5\]"),
+        ({"inputs": IMAGES[:0], "labels": LABELS[:0]}, "holds no samples; a host needs at least one"),
+        (
+            {"inputs": IMAGES, "labels": LABELS, "test_inputs": IMAGES, "test_labels": LABELS + 9},
+            "test_labels in .* go beyond",
+        ),
+        (
+            {"inputs": IMAGES, "labels": LABELS, "test_inputs": IMAGES[..., :4], "test_labels": LABELS},
+            r"samples of shape \[1, 4, 4\]",
+        ),
+    ],
+)
+def test_tensors_that_do_not_fit(tmp_path: Path, tensors: dict[str, torch.Tensor], sentence: str) -> None:
+    copies = {name: tensor.clone().contiguous() for name, tensor in tensors.items()}
+    refused(f"^data: .*{sentence}", write_tensors(tmp_path / "d", **copies), share=0.1)
+
+
+def test_numbers_that_are_none(tmp_path: Path) -> None:
+    task = Task("numbers", 1, ("a", "b"), (2,), "float32")
+    inputs = torch.tensor([[0.0, 1.0], [float("nan"), 1.0]])
+    path = write_tensors(tmp_path / "d", inputs=inputs, labels=torch.arange(2))
+    refused("data: '.*/d' holds NaN or infinite values", path, task=task)
+
+
+def test_a_host_writes_what_it_keeps_with_no_word_of_python(tmp_path: Path) -> None:
+    save_host(tmp_path / "d", ClientData(samples_of(pixels(2), [0, 1]), TASK.nothing))
+    assert set(safetensors.torch.load_file(tmp_path / "d")) == {"inputs", "labels", "test_inputs", "test_labels"}
+    assert tree.sha256(dict(safetensors.torch.load_file(tmp_path / "d")))

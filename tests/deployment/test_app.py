@@ -1,0 +1,456 @@
+"""The app of a deployment: what is written, what its two programs make of it, and its README, word for word."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pytest
+import tomli_w
+import torch
+from flwr.app import Context, RecordDict
+from PIL import Image
+
+from fedfill import __version__
+from fedfill.algorithms.fedavg import FedAvg
+from fedfill.data.federation import ClientData
+from fedfill.data.hosts import FORMATS, Task, save_host
+from fedfill.data.samples import Samples
+from fedfill.data.sources import load
+from fedfill.deployment import programs
+from fedfill.deployment.app import PACKAGE, init_app, write_app
+from fedfill.deployment.programs import HOST, SERVER, read_app, read_task
+from fedfill.errors import FedfillError
+from fedfill.preparation import arrange
+from fedfill.runs.directory import RunDirectory
+
+FILES = {
+    "README.md",
+    "pyproject.toml",
+    f"{PACKAGE}/__init__.py",
+    f"{PACKAGE}/client_app.py",
+    f"{PACKAGE}/server_app.py",
+    f"{PACKAGE}/experiment.toml",
+    f"{PACKAGE}/task.toml",
+}
+
+
+@pytest.fixture
+def app(tmp_path: Path) -> Path:
+    return init_app(tmp_path / "app", "fedavg", clients=2, rounds=3, local_epochs=1)
+
+
+def written(folder: Path) -> set[str]:
+    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+
+
+def edit(path: Path, before: str, after: str) -> None:
+    text = path.read_text()
+    assert text.count(before) == 1, text
+    path.write_text(text.replace(before, after))
+
+
+# ---- what is written
+
+
+def test_an_app_says_all_that_its_parties_need(app: Path) -> None:
+    assert written(app) == FILES
+    assert read_task(app / PACKAGE) == Task("digits", 2, tuple("0123456789"), (1, 8, 8))
+    prepared = read_app(app / PACKAGE)
+    assert prepared.algorithm == FedAvg(local_epochs=1)
+    assert prepared.experiment.clients == 2
+    assert prepared.experiment.rounds == 3
+    assert prepared.experiment.engine == "flower"
+    assert [len(client.train) for client in prepared.federation.clients] == [0, 0], "nobody's data"
+    project = tomllib.loads((app / "pyproject.toml").read_text())
+    assert project["project"]["dependencies"] == ["flwr>=1.41,<1.42"]
+    settings = project["tool"]["flwr"]["app"]
+    assert settings["components"] == {
+        "serverapp": f"{PACKAGE}.server_app:app",
+        "clientapp": f"{PACKAGE}.client_app:app",
+    }
+    assert programs._given(settings["config"], SERVER, "run-config")["app"] == str(app)
+
+
+def test_all_parties_come_to_the_same_digest_and_a_change_to_another(app: Path) -> None:
+    digest = read_app(app / PACKAGE).digest
+    assert read_app(app / PACKAGE).digest == digest
+    edit(app / PACKAGE / "experiment.toml", "min_replies = 1", "min_replies = 2")
+    assert read_app(app / PACKAGE).digest == digest, "this changes no result"
+    edit(app / PACKAGE / "experiment.toml", "learning_rate = 0.001", "learning_rate = 0.002")
+    assert read_app(app / PACKAGE).digest != digest
+    edit(app / PACKAGE / "experiment.toml", "learning_rate = 0.002", "learning_rate = 0.001")
+    edit(app / PACKAGE / "task.toml", '"9"', '"nine"')
+    assert read_app(app / PACKAGE).digest != digest
+
+
+def test_classes_and_shape_of_ones_own(tmp_path: Path) -> None:
+    place = init_app(
+        tmp_path / "app",
+        "feddpms",
+        class_names=["healthy", "ill"],
+        shape=(1, 28, 28),
+        data="x-rays",
+        name="Clinics' 1st",
+    )
+    assert read_task(place / PACKAGE) == Task("x-rays", 3, ("healthy", "ill"), (1, 28, 28))
+    prepared = read_app(place / PACKAGE)
+    assert prepared.federation.classes == 2
+    project = tomllib.loads((place / "pyproject.toml").read_text())
+    assert project["project"]["name"] == "clinics-1st"
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"class_names": ["a", "b"]}, "class-names and shape: one is given and one is not"),
+        ({"shape": (1, 8, 8)}, "class-names and shape: one is given and one is not"),
+        ({"class_names": ["a", "a"], "shape": (1, 8, 8)}, "class_names: found"),
+        ({"class_names": ["a", "b"], "shape": (1, -8, 8)}, "shape: found"),
+        ({"data": "digit"}, "data: 'digit' is unknown; did you mean 'digits'"),
+        ({"clients": 0}, "clients: found 0; allowed: at least 1"),
+        ({"learning_rat": 1}, "fedavg has no 'learning_rat'; did you mean 'learning_rate'"),
+        ({"min_replies": 4}, "min_replies: found 4; allowed: at most the clients in a round, which are 3"),
+    ],
+)
+def test_a_slip_writes_nothing(tmp_path: Path, options: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(FedfillError, match=re.escape(sentence)):
+        init_app(tmp_path / "app", "fedavg", **options)
+    assert not (tmp_path / "app").exists()
+
+
+def test_an_app_is_written_into_a_new_folder_only(app: Path, tmp_path: Path) -> None:
+    before = {name: (app / name).read_bytes() for name in FILES}
+    with pytest.raises(FedfillError, match=r"deploy init: '.*/app' is not empty; choose a new folder"):
+        init_app(app, "fedavg")
+    assert {name: (app / name).read_bytes() for name in FILES} == before
+    (tmp_path / "file").write_text("here already")
+    with pytest.raises(FedfillError, match=r"deploy init: '.*/file' is not empty"):
+        init_app(tmp_path / "file", "fedavg")
+    (tmp_path / "empty").mkdir()
+    assert written(init_app(tmp_path / "empty", "fedavg")) == FILES
+
+
+def test_the_app_of_a_rehearsal_is_written_anew(tmp_path: Path) -> None:
+    prepared = arrange("fedavg", data="digits", partition="iid", model="auto", clients=2, engine="flower")
+    task = Task.of(prepared.federation)
+    for _ in range(2):
+        write_app(tmp_path, prepared.experiment, task, name="r", server={"out": "x"}, readme=False)
+        assert written(tmp_path) == FILES - {"README.md"}
+        # the fingerprint stands for the data, so that hosts and server agree with whoever started them
+        assert read_app(tmp_path / PACKAGE).digest == prepared.digest
+        (tmp_path / PACKAGE / "left.py").write_text("from another rehearsal")
+
+
+def test_a_network_and_an_algorithm_of_ones_own_are_part_of_the_digest(app: Path) -> None:
+    class Mine(FedAvg):
+        """FedAvg."""
+
+        name = "mine"
+
+        def global_weights(self, server: Any) -> Any:
+            return dict(server.state.weights)
+
+    net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
+    plain, own = read_app(app / PACKAGE), read_app(app / PACKAGE, algorithm=Mine, model=net)
+    assert isinstance(own.algorithm, Mine)
+    assert (own.experiment.algorithm, own.experiment.model) == ("mine", "python:Sequential")
+    assert len({plain.digest, own.digest, read_app(app / PACKAGE, algorithm=Mine).digest}) == 3
+
+
+# ---- what is read
+
+
+@pytest.mark.parametrize(
+    ("file", "before", "after", "sentence"),
+    [
+        ("experiment.toml", "rounds = 3", "rounds = 0", "rounds: found 0; allowed: at least 1"),
+        ("experiment.toml", "rounds = 3", "round = 3", "experiment.toml: unknown name 'round'; did you mean 'rounds'"),
+        ("experiment.toml", "rounds = 3", "rounds = ", "experiment.toml is not TOML"),
+        ("experiment.toml", "clients = 2", "clients = 3", "clients: found 3 in experiment.toml and 2 in task.toml"),
+        ("experiment.toml", 'algorithm = "fedavg"', 'algorithm = "fedav"', "did you mean 'fedavg'"),
+        ("experiment.toml", __version__, "0.0.0", f"version: the app was written for fedfill 0.0.0, and this is {__version__}"),
+        ("task.toml", "clients = 2", "clients = 3", "clients: found 2 in experiment.toml and 3 in task.toml"),
+        ("task.toml", "clients = 2", "hosts = 2", "task.toml: unknown name 'hosts'; allowed: "),
+        ("task.toml", "clients = 2", "", "task.toml: name, clients, class_names and shape are needed"),
+        ("task.toml", "clients = 2", "clients = true", "clients: found True; allowed: a whole number"),
+        ("task.toml", 'dtype = "uint8"', 'dtype = "int8"', "dtype: found 'int8'; allowed: uint8, float32"),
+        ("task.toml", '    "9",', '    "8",', "class_names: found"),
+        ("task.toml", '    "9",', "    9,", "class_names: found"),
+        ("task.toml", "    1,", "    0,", "shape: found [0, 8, 8]"),
+        ("task.toml", 'name = "digits"', "name = 3", "name: found 3"),
+    ],
+)  # fmt: skip
+def test_a_slip_in_an_edited_file_is_one_sentence(app: Path, file: str, before: str, after: str, sentence: str) -> None:
+    edit(app / PACKAGE / file, before, after)
+    with pytest.raises(FedfillError, match=re.escape(sentence)):
+        read_app(app / PACKAGE)
+
+
+def test_a_missing_file_is_one_sentence(app: Path) -> None:
+    (app / PACKAGE / "task.toml").unlink()
+    with pytest.raises(FedfillError, match=r"can't read .*task\.toml"):
+        read_app(app / PACKAGE)
+
+
+def test_the_server_may_have_a_test_set_of_its_own(app: Path, tmp_path: Path) -> None:
+    place = tmp_path / "test.safetensors"
+    test = load("digits").test
+    save_host(place, ClientData(test, test[:0]))
+    prepared = read_app(app / PACKAGE, test=(str(place), "safetensors"))
+    assert torch.equal(prepared.federation.test.inputs, test.inputs)
+    assert prepared.digest == read_app(app / PACKAGE).digest, "a host has no test set and must agree"
+    with pytest.raises(FedfillError, match="test-data: there is no '/nowhere'"):
+        read_app(app / PACKAGE, test=("/nowhere", "parquet"))
+
+
+@pytest.mark.parametrize(
+    ("config", "sentence"),
+    [
+        ({"state_dir": "x"}, "node-config: unknown name 'state_dir'; did you mean 'state-dir'"),
+        ({"client": "0"}, "client: found '0'; allowed: a whole number"),
+        ({"client": 1.0}, "client: found 1.0; allowed: a whole number"),
+        ({"client": True}, "client: found True; allowed: a whole number"),
+        ({"data": 3}, "data: found 3; allowed: text"),
+        ({"max-message-bytes": 1.5}, "max-message-bytes: found 1.5; allowed: a whole number"),
+    ],
+)
+def test_a_slip_in_a_host_s_settings(config: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(FedfillError, match=re.escape(sentence)):
+        programs._given(config, HOST, "node-config")
+
+
+def test_settings_that_are_left_out_have_defaults() -> None:
+    assert programs._given({"wait": 5}, SERVER, "run-config") == {**SERVER, "wait": 5}
+    assert programs._given({}, HOST, "node-config") == HOST
+    with pytest.raises(FedfillError, match=r"wait: found '5'; allowed: a number"):
+        programs._given({"wait": "5"}, SERVER, "run-config")
+
+
+# ---- a host
+
+
+def site(app: Path, **config: Any) -> Any:
+    context = Context(run_id=1, node_id=5, node_config=config, state=RecordDict(), run_config={})
+    return programs._site(read_app(app / PACKAGE), read_task(app / PACKAGE), context)
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> dict[str, Any]:
+    """The node configuration of a host with forty digits."""
+    place = tmp_path / "digits.safetensors"
+    own = load("digits").train[:40]
+    with_test = ClientData(own, own[:0])
+    save_host(place, with_test)
+    return {"data": str(place), "format": "safetensors", "state-dir": str(tmp_path / "state")}
+
+
+def test_a_host_brings_its_data_and_secret_noise(app: Path, data: dict[str, Any]) -> None:
+    found = site(app, client=1, **data)
+    assert (found.client, found.classes, len(found.data.train)) == (1, 10, 40)
+    assert found.secret, "noise is nobody else's business unless the host says so"
+    assert found.digest == read_app(app / PACKAGE).digest
+    assert Path(data["state-dir"], "fedfill.log").exists()
+    assert not site(app, client=1, noise="seed", **data).secret
+
+
+def test_a_host_of_a_rehearsal_may_take_a_part_of_a_known_data_set(
+    app: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    parts = [site(app, **{"partition-id": i, "num-partitions": 2}) for i in range(2)]
+    whole = arrange("fedavg", data="digits", partition="iid", model="auto", clients=2)
+    for part, client in zip(parts, whole.federation.clients, strict=True):
+        assert torch.equal(part.data.train.inputs, client.train.inputs)
+    with pytest.raises(FedfillError, match="num-partitions: found 3; allowed: the experiment's 2 clients"):
+        site(app, **{"partition-id": 0, "num-partitions": 3})
+    assert parts[0].folder == tmp_path / ".fedfill" / "node-5"
+
+
+@pytest.mark.parametrize(
+    ("config", "sentence"),
+    [
+        ({}, "client: found -1; allowed: 0 to 1, given as --node-config 'client=0 data=\"...\"'"),
+        ({"client": 2}, "client: found 2; allowed: 0 to 1"),
+        ({"client": 0}, "data: this host names none; start its SuperNode with --node-config"),
+        ({"client": 0, "noise": "none"}, "noise: found 'none'; allowed: secret, seed"),
+        ({"client": 0, "data": "/nowhere"}, "data: there is no '/nowhere'; it should be a folder with train*.parquet"),
+        ({"client": 0, "data": ".", "format": "parket"}, "format: found 'parket'; did you mean 'parquet'"),
+        ({"client": 0, "device": "tpu"}, "device: found 'tpu'"),
+        ({"client": 0, "state-dir": "/dev/null/state"}, "state-dir: can't write to /dev/null/state"),
+    ],
+)
+def test_a_slip_of_a_host_is_one_sentence(
+    app: Path, data: dict[str, Any], config: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises(FedfillError, match=re.escape(sentence)) as caught:
+        site(app, **({**data, **config} if {"device", "state-dir"} & config.keys() else config))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_class_that_was_not_agreed_on_is_one_sentence(app: Path, tmp_path: Path) -> None:
+    for name in ("1", "one"):
+        (tmp_path / "own" / name).mkdir(parents=True)
+        Image.new("L", (8, 8)).save(tmp_path / "own" / name / "0.png")
+    with pytest.raises(FedfillError, match=r"data: '.*/own' has a class 'one'"):
+        site(app, client=0, data=str(tmp_path / "own"), format="images")
+
+
+# ---- the README, word for word
+
+
+def test_the_readme_names_every_file_and_setting_that_there_is(app: Path) -> None:
+    text = (app / "README.md").read_text()
+    for name in re.findall(rf"`{PACKAGE}/([\w.]+)`", text):
+        assert (app / PACKAGE / name).exists()
+    for setting in re.findall(r"`([a-z-]+)=", text) + re.findall(r"([a-z-]+)=\"", text):
+        assert setting in HOST, setting
+    assert "`client` is 0 to 1," in text
+    for word in FORMATS:
+        assert f"`{word}`" in text
+
+
+class Walk:
+    """Somebody who follows the README in a home folder of their own, with free ports and localhost for the server."""
+
+    def __init__(self, app: Path, home: Path) -> None:
+        self.app = app
+        self.home = home
+        text = (app / "README.md").read_text().replace("server.example.org", "localhost")
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            text = text.replace("8000", str(probe.getsockname()[1]))
+        self.shell = re.findall(r"```sh\n(.*?)```", text, re.DOTALL)
+        (self.toml,) = re.findall(r"```toml\n(.*?)```", text, re.DOTALL)
+        (self.register,) = re.findall(r"`(flwr supernode register [^`]+)`", text)
+        self.started: list[subprocess.Popen[bytes]] = []
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(("FLWR_", "FEDFILL_"))}
+        path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+        self.environment = {**kept, "HOME": str(home), "PATH": path, "OMP_NUM_THREADS": "1"}
+        self.environment |= dict(re.findall(r"(FLWR_\w+)=(\w+)", self.shell[1]))
+
+    def do(self, words: str, folder: Path, patience: float = 60) -> str:
+        done = subprocess.run(
+            ["bash", "-euo", "pipefail", "-c", words], cwd=folder, env=self.environment, text=True, timeout=patience,
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout
+        return done.stdout
+
+    def start(self, words: str, folder: Path, name: str) -> subprocess.Popen[bytes]:
+        # the last command takes the shell's place, so that a kill reaches it
+        words = re.sub(r"^(flower-)", r"exec \1", words, flags=re.MULTILINE)
+        with (folder / f"{name}.log").open("ab") as log:
+            process = subprocess.Popen(
+                ["bash", "-c", words], cwd=folder, env=self.environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                start_new_session=True,
+            )  # fmt: skip
+        self.started.append(process)
+        return process
+
+    def stop(self) -> None:
+        for kind in (signal.SIGTERM, signal.SIGKILL):
+            for process in self.started:
+                if process.poll() is None:
+                    os.killpg(process.pid, kind)
+            deadline = time.monotonic() + 10
+            while any(process.poll() is None for process in self.started) and time.monotonic() < deadline:
+                time.sleep(0.1)
+
+
+@pytest.fixture
+def walk(tmp_path: Path) -> Iterator[Walk]:
+    place = init_app(tmp_path / "app", "fedavg", clients=2, rounds=2, local_epochs=1)
+    home = tmp_path / "home"
+    home.mkdir()
+    walk = Walk(place, home)
+    try:
+        yield walk
+    finally:
+        walk.stop()
+
+
+def give_data(folder: Path, samples: Samples, images: bool) -> None:
+    pictures = [Image.fromarray(image[0].numpy()) for image in samples.inputs]
+    labels = samples.labels.tolist()
+    folder.mkdir(parents=True)
+    if images:
+        for k, (picture, label) in enumerate(zip(pictures, labels, strict=True)):
+            if label in (3, 4, 7):
+                (folder / str(label)).mkdir(exist_ok=True)
+                picture.save(folder / str(label) / f"{k}.png")
+        return
+    names = datasets.ClassLabel(names=list("0123456789"))
+    features = datasets.Features({"image": datasets.Image(), "label": names})
+    datasets.Dataset.from_dict({"image": pictures, "label": labels}, features).to_parquet(str(folder / "train.parquet"))
+
+
+@pytest.mark.deploy
+def test_the_readme_leads_from_nothing_to_a_federation_and_past_a_kill_of_the_superlink(walk: Walk) -> None:
+    certificates, server, key, node, run = walk.shell
+    walk.do(certificates, walk.app)
+    walk.do("openssl verify -x509_strict -CAfile ca.crt server.crt", walk.app / "keys")
+    superlink = walk.start(server, walk.app, "superlink")
+    flower = walk.home / ".flwr"
+    flower.mkdir()
+    (flower / "config.toml").write_text(walk.toml.replace("keys/ca.crt", str(walk.app / "keys" / "ca.crt")))
+    digits = load("digits").train
+    for i, form in enumerate(["parquet", "images"]):
+        host = walk.home / f"host{i}"
+        give_data(host / "own data", digits[200 * i : 200 * i + 200], images=form == "images")
+        (host / "ca.crt").write_bytes((walk.app / "keys" / "ca.crt").read_bytes())
+        walk.do(key, host)
+        assert {path.name for path in host.iterdir()} == {"own data", "ca.crt", "node.key", "node.pub"}
+        register = walk.register.replace("node.pub", str(host / "node.pub"))
+        walk.do(f"until {register}; do sleep 1; done", walk.app)  # the SuperLink takes a second or two to come up
+        words = node.replace("/path/to/data", str(host / "own data")).replace("/var/lib/fedfill", str(host / "state"))
+        words = words.replace("client=0", f"client={i}").replace('format="parquet"', f'format="{form}"')
+        with socket.socket() as probe:  # one machine here, and two hosts
+            probe.bind(("127.0.0.1", 0))
+            words = words.replace("--node-config", f"--port {probe.getsockname()[1]} --node-config")
+        walk.start(words, host, "node")
+
+    out = walk.home / ".fedfill" / "runs" / "app"
+    follower = walk.start(run, walk.app, "run")
+    deadline = time.monotonic() + 150
+    while not (out / "rounds.jsonl").exists():
+        assert time.monotonic() < deadline, (walk.app / "run.log").read_text()
+        assert follower.poll() is None, (walk.app / "run.log").read_text()
+        time.sleep(0.1)
+    time.sleep(2)  # into the second round
+    superlink.kill()
+    superlink.wait()
+    follower.wait(60)
+    assert "round 1/2, accuracy" in (walk.app / "run.log").read_text()
+    assert RunDirectory(out).summary() is None
+
+    walk.start(server, walk.app, "superlink")
+    # until the SuperLink answers, and the server's program of before has given up
+    said = walk.do(f"until fedfill resume {out}; do sleep 1; done", walk.app, 200)
+    assert "Rounds 1 to 1 had been done before; the run went on from there." in said
+    summary = json.loads((out / "summary.json").read_text())
+    assert summary["lost_replies"] == 0
+    assert len(RunDirectory(out).rounds()) == 2
+    assert all(accuracy is not None for accuracy in summary["accuracy_by_client"])
+    assert "round 2/2" in (out / "deployment" / "server.log").read_text()
+    assert all(list((walk.home / f"host{i}" / "state").glob("client-*.safetensors")) for i in range(2))
+    assert tomllib.loads((out / "deployment.toml").read_text()) == {"app": str(walk.app), "connection": "federation"}
+    assert "finished before" in walk.do(f"fedfill resume {out}", walk.app)
+    # a slip is the last thing that Flower says, and no traceback hides it
+    project = tomllib.loads((walk.app / "pyproject.toml").read_text())
+    project["tool"]["flwr"]["app"]["config"]["test-data"] = "/nowhere"
+    (walk.app / "pyproject.toml").write_bytes(tomli_w.dumps(project).encode())
+    said = walk.do(run, walk.app)
+    assert "test-data: there is no '/nowhere'; it should be a folder with train*.parquet" in said
+    assert "Traceback" not in said or "File" not in said, said
