@@ -36,7 +36,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 deploy = typer.Typer(
-    help="Real federations on Flower: write an app, or rehearse one on this machine.",
+    help="Real federations on Flower: write an app, or rehearse one.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -78,7 +78,8 @@ GpusPerWorker = Annotated[
     float | None, typer.Option(help="With --engine ray: share of a GPU for each worker. [default: 0.0]")
 ]
 MinReplies = Annotated[
-    int | None, typer.Option(help="Good replies that a round needs; with fewer the run stops. [default: 1]")
+    int | None,
+    typer.Option(help="Good replies that a call to a whole cohort needs; with fewer the run stops. [default: 1]"),
 ]
 ReplyTimeout = Annotated[
     float | None, typer.Option(help="Seconds that a client has for a reply; a later one is left out. [default: none]")
@@ -207,7 +208,9 @@ def rehearse(
 def init(
     context: typer.Context,
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="New folder of the app.")],
-    algorithm: Annotated[str, typer.Argument(help="A name of 'fedfill list algorithms'.")] = "fedavg",
+    algorithm: Annotated[
+        str | None, typer.Argument(help="A name of 'fedfill list algorithms'. [default: fedavg]")
+    ] = None,
     name: Annotated[str, typer.Option(help="Of the app and of the connection to its SuperLink.")] = "federation",
     class_names: Annotated[
         str | None, typer.Option(help="The hosts' classes in order, separated by commas. [default: those of --data]")
@@ -233,11 +236,10 @@ def init(
     with sentences():
         from fedfill.deployment.app import init_app
 
-        options = _options({key: value for key, value in context.params.items() if key != "algorithm"})
-        for unused in ("engine", "algorithm"):
-            options.pop(unused, None)
+        options = {**_options(context.params), "engine": "flower"}
+        kind = options.pop("algorithm", "fedavg")
         names = [word.strip() for word in class_names.split(",")] if class_names is not None else None
-        place = init_app(Path(folder), algorithm, name=name, class_names=names, shape=_shape(shape), **options)
+        place = init_app(Path(folder), kind, name=name, class_names=names, shape=_shape(shape), **options)
         out.print(
             f"The app lies in {place}; its README.md says how to start every party.", soft_wrap=True, markup=False
         )

@@ -105,6 +105,12 @@ def resume(
     """
     folder = RunDirectory(Path(directory))
     if (folder.path / "deployment.toml").exists():
+        given = {"data": data, "partition": partition, "model": model, "algorithm": algorithm, "workers": workers}
+        given |= {"device": device, "data_dir": data_dir, **changes}
+        if any(value is not None for value in given.values()):
+            raise FedfillError(
+                "resume: a deployment goes on as its app says, and no option can change it; edit the app's experiment.toml"
+            )
         return resubmit(folder.path, on_round)
     document = folder.read_experiment()
     digest, version = document.pop("digest", ""), document.pop("version", "")

@@ -39,7 +39,7 @@ Connect = Callable[["Prepared", torch.device], Engine]
 
 
 INCIDENTAL = {"data_dir", "device", "workers", "ray_address", "gpus_per_worker", "min_replies", "reply_timeout"}
-"""What may differ between two runs of the same experiment."""
+"""What may be changed at a resume: where and how it runs, and how long it waits for whom."""
 
 
 @dataclass(frozen=True)
@@ -168,7 +168,7 @@ def execute(prepared: Prepared, path: Path, on_round: OnRound | None = None, con
     try:
         summary = directory.summary()
         if summary is not None:
-            return recorded(prepared, directory, summary)
+            return recorded(prepared.digest, prepared.experiment.rounds, directory, summary)
         return _loop(prepared, directory, device, on_round, connect)
     finally:
         directory.close()
@@ -182,11 +182,12 @@ def document_of(experiment: Experiment) -> dict[str, Any]:
     return {"version": __version__, **document}
 
 
-def recorded(prepared: Prepared, directory: RunDirectory, summary: dict[str, Any]) -> Result:
+def recorded(digest: str, rounds: int, directory: RunDirectory, summary: dict[str, Any]) -> Result:
     """A finished run as its folder holds it.
 
     Args:
-        prepared: What was run.
+        digest: Of the experiment.
+        rounds: How many it has.
         directory: Where it lies.
         summary: The document of ``summary.json``.
 
@@ -196,7 +197,7 @@ def recorded(prepared: Prepared, directory: RunDirectory, summary: dict[str, Any
     Raises:
         FedfillError: Where summary and checkpoint don't belong together.
     """
-    checkpoint, rounds = _checkpoint(prepared, directory), prepared.experiment.rounds
+    checkpoint = _checkpoint(digest, directory)
     if (
         checkpoint is None
         or checkpoint["rounds"] != rounds
@@ -322,9 +323,9 @@ def _picture(images: Samples | None, federation: Federation, path: Path) -> None
         image_grid(images.to("cpu"), federation.class_names, path)
 
 
-def _checkpoint(prepared: Prepared, directory: RunDirectory) -> dict[str, Any] | None:
+def _checkpoint(digest: str, directory: RunDirectory) -> dict[str, Any] | None:
     checkpoint = directory.read_checkpoint()
-    if checkpoint is not None and checkpoint.get("digest") != prepared.digest:
+    if checkpoint is not None and checkpoint.get("digest") != digest:
         raise FedfillError(
             f"resume: the checkpoint in {directory.path} is another experiment's; start again in a new folder"
         )
@@ -334,7 +335,7 @@ def _checkpoint(prepared: Prepared, directory: RunDirectory) -> dict[str, Any] |
 def _restore(
     prepared: Prepared, directory: RunDirectory, server: Server, engine: Engine, device: torch.device
 ) -> tuple[int, float]:
-    checkpoint = _checkpoint(prepared, directory)
+    checkpoint = _checkpoint(prepared.digest, directory)
     if checkpoint is None:
         return 0, 0.0
     server.state = State(tree.to(checkpoint["server"], device))

@@ -62,6 +62,11 @@ def prepare(
         raise FedfillError(
             f"min_replies: found {experiment.min_replies}; allowed: at most the clients in a round, which are {cohort}"
         )
+    for name, others in (("ray_address", ("ray",)), ("gpus_per_worker", ("ray",)), ("workers", ("local", "ray"))):
+        if getattr(experiment, name) and experiment.engine not in others:
+            raise FedfillError(
+                f"{name}: found {getattr(experiment, name)} with engine={experiment.engine}; allowed with {' and '.join(others)}"
+            )
     own, models = dict(experiment.settings), dict(experiment.model_settings)
     settings = checked(kind, {**kind.presets.get(experiment.data, {}), **own})
     model_settings = checked(ModelSettings, models, "model setting")

@@ -54,7 +54,7 @@ class Task:
         if type(self.clients) is not int or self.clients < 1:
             raise FedfillError(f"clients: found {self.clients!r}; allowed: a whole number of at least 1")
         names = set(self.class_names)
-        if len(names) != len(self.class_names) or len(names) < 2 or not all(isinstance(name, str) for name in names):
+        if len(names) != len(self.class_names) or len(names) < 2 or not all(isinstance(n, str) and n for n in names):
             raise FedfillError(f"class_names: found {list(self.class_names)}; allowed: two or more different names")
         if not self.shape or not all(type(n) is int and n > 0 for n in self.shape):
             raise FedfillError(f"shape: found {list(self.shape)}; allowed: whole numbers such as [1, 28, 28]")

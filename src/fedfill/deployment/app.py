@@ -59,6 +59,8 @@ def init_app(
     Raises:
         FedfillError: Where an option is not allowed, or the folder is not empty.
     """
+    if re.fullmatch(r"[a-z0-9][a-z0-9-]*", name) is None:
+        raise FedfillError(f"name: found '{name}'; allowed: small letters, digits and hyphens")
     if (class_names is None) != (shape is None):
         raise FedfillError(
             "class-names and shape: one is given and one is not; allowed: both, or a --data that has them"
@@ -105,7 +107,7 @@ def write_app(
         shutil.rmtree(folder / PACKAGE, ignore_errors=True)
     project = {
         "project": {
-            "name": re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") or PACKAGE,
+            "name": name,
             "version": "1.0.0",
             "description": f"{experiment.algorithm} on {task.clients} hosts, with fedfill",
             # fedfill itself is installed on every host beforehand: Flower installs nothing

@@ -25,7 +25,7 @@ from fedfill.engines.local import choose_device
 from fedfill.errors import FedfillError, did_you_mean
 from fedfill.loop import Prepared, execute
 from fedfill.preparation import PYTHON, prepare
-from fedfill.runs.directory import read_toml, write_atomically
+from fedfill.runs.directory import RunDirectory, read_toml, write_atomically
 from fedfill.settings import Experiment, checked
 
 log = logging.getLogger("fedfill")
@@ -74,7 +74,6 @@ def server_app(
 
     def main(grid: flower.Grid, context: flower.Context) -> None:
         config = _given(context.run_config, SERVER, "run-config")
-        _speak(config["log"] or Path(config["out"]).expanduser() / "deployment" / "server.log")
         try:
             _serve(folder, grid, config, model, algorithm)
         except FedfillError as error:
@@ -135,6 +134,10 @@ def read_app(
         document["algorithm"] = algorithm.name
     if model is not None:
         document |= {"model": f"{PYTHON}:{type(model).__name__}", "model_settings": {}}
+    if model is not None:
+        document.pop("model_settings", None)  # these are the built-in networks'
+    if "algorithm" not in document:
+        raise FedfillError("algorithm: experiment.toml names none; it needs one of 'fedfill list algorithms'")
     experiment = checked(Experiment, document, "experiment.toml")
     task = read_task(folder)
     if experiment.clients != task.clients:
@@ -163,6 +166,9 @@ def read_task(folder: Path) -> Task:
         raise FedfillError(
             f"task.toml: unknown name '{min(unknown)}'; {did_you_mean(min(unknown), Task.__dataclass_fields__)}"
         )
+    for name in ("class_names", "shape"):
+        if not isinstance(document.get(name, []), list):
+            raise FedfillError(f"{name}: found {document[name]!r} in task.toml; allowed: a list")
     try:
         document |= {name: tuple(document[name]) for name in ("class_names", "shape")}
         return Task(**document)
@@ -177,6 +183,10 @@ def _serve(
     prepared = read_app(folder, model=model, algorithm=algorithm, test=test)
     experiment, federation = prepared.experiment, prepared.federation
     out = Path(config["out"]).expanduser()
+    if not out.is_absolute():
+        raise FedfillError(f"out: found '{out}'; allowed: an absolute path, or one that begins with ~")
+    RunDirectory(out).check(prepared.digest)
+    _speak(config["log"] or out / "deployment" / "server.log")
     if config["app"]:
         again = {"app": config["app"], "connection": config["connection"]}
         write_atomically(out / "deployment.toml", tomli_w.dumps(again).encode())
@@ -275,6 +285,8 @@ def _given(config: Any, defaults: dict[str, Any], what: str) -> dict[str, Any]:
         kind = type(defaults[name])
         if type(value) is not kind and not (kind is float and type(value) is int):
             raise FedfillError(f"{name}: found {value!r}; allowed: {_WORDS[kind]}")
+        if name in ("wait", "max-message-bytes") and value <= 0:
+            raise FedfillError(f"{name}: found {value!r}; allowed: more than 0")
     return {**defaults, **config}
 
 

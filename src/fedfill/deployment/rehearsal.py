@@ -51,7 +51,7 @@ def rehearse(prepared: Prepared, path: Path, on_round: OnRound | None = None) ->
     finally:
         directory.close()  # the server's program opens it
     if summary is not None:
-        return recorded(prepared, directory, summary)
+        return recorded(prepared.digest, experiment.rounds, directory, summary)
 
     folder = (path / FOLDER).resolve()
     error = folder / "error.txt"
@@ -87,7 +87,7 @@ def rehearse(prepared: Prepared, path: Path, on_round: OnRound | None = None) ->
     with local_federation(folder / "flower", nodes) as federation:
         run = federation.submit(folder / "app")
         _follow(directory, done, experiment.rounds, on_round, _watch(federation, run, error))
-    return _finished(prepared, directory, done)
+    return _finished(prepared.digest, experiment.rounds, directory, done)
 
 
 def resubmit(path: Path, on_round: OnRound | None = None) -> Result:
@@ -103,18 +103,18 @@ def resubmit(path: Path, on_round: OnRound | None = None) -> Result:
     Raises:
         FedfillError: Where the app is not to be found, or the run fails.
     """
-    from fedfill.deployment.programs import read_app
-
+    require("flower")
     document = read_toml(path / "deployment.toml")
     app, connection = Path(str(document.get("app"))), str(document.get("connection"))
     if not (app / PACKAGE / "experiment.toml").exists():
         raise FedfillError(
             f"resume: the deployment's app is not in {app}; submit it again with 'flwr run APP {connection}'"
         )
-    prepared, directory = read_app(app / PACKAGE), RunDirectory(path)
+    directory = RunDirectory(path)
+    digest, rounds = directory.digest(), int(directory.read_experiment()["rounds"])
     summary = directory.summary()
     if summary is not None:
-        return recorded(prepared, directory, summary)
+        return recorded(digest, rounds, directory, summary)
     done = _done(directory)
     run = int(flwr("run", str(app), connection)["run-id"])
     asked = time.monotonic()
@@ -127,8 +127,8 @@ def resubmit(path: Path, on_round: OnRound | None = None) -> Result:
         (found,) = flwr("list", connection, "--run-id", str(run))["runs"]
         return _ended(str(found["status"]), str(found["status-details"]))
 
-    _follow(directory, done, prepared.experiment.rounds, on_round, failure)
-    return _finished(prepared, directory, done)
+    _follow(directory, done, rounds, on_round, failure)
+    return _finished(digest, rounds, directory, done)
 
 
 def _require_names(prepared: Prepared) -> None:
@@ -193,8 +193,8 @@ def _ended(status: str, details: str) -> str | None:
     return f"engine: the Flower run ended as '{status}' {details}".rstrip()
 
 
-def _finished(prepared: Prepared, directory: RunDirectory, done: int) -> Result:
+def _finished(digest: str, rounds: int, directory: RunDirectory, done: int) -> Result:
     summary = directory.summary()
     if summary is None:
         raise FedfillError(f"out: {directory.path} holds no summary after the run")
-    return replace(recorded(prepared, directory, summary), resumed_after=done)
+    return replace(recorded(digest, rounds, directory, summary), resumed_after=done)

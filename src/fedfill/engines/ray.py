@@ -692,11 +692,12 @@ class RayEngine:
                     if worker.job is not None:
                         jobs[:0] = give_up(worker.job, late)
                     self._replace(worker)
-                dispatch()  # first, so that no worker waits while results are read
+                # before more is handed out, which may go on from the states that came back here
                 for worker, job, result in results:
                     if job.group is not None and job.group not in worker.groups:
-                        self._claim(job.group, worker)
+                        self._claim(job.group, worker)  # who took the group over meanwhile has older states
                     finish(job, result)
+                dispatch()
         except BaseException:  # Ctrl-C, say: nobody asks any more for what the workers are doing
             self._stop()
             raise
