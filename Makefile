@@ -9,7 +9,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: help demo test test-deploy check format bench clean
+.PHONY: help demo test test-deploy test-faults check format bench clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[.a-z]+:.*## / {printf "  %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -31,10 +31,13 @@ demo: $(READY) ## compare FedAvg with FedDPMS on ten unequal clients
 	  --data digits --clients 10 --partition dirichlet:0.3 --rounds 20 --seeds 0,1 --set batch_size=16 --out runs/demo
 
 test: $(READY) ## run the tests
-	$(BIN)/pytest -q -m 'not deploy'
+	$(BIN)/pytest -q -m 'not deploy and not faults'
 
 test-deploy: $(READY) ## run whole Flower federations of real processes, kill parts of them, and compare the bits
 	$(BIN)/pytest -q -m deploy
+
+test-faults: $(READY) ## kill the nodes of a Flower federation at ten moments of its rounds
+	$(BIN)/pytest -q -m faults
 
 check: $(READY) ## formatting, lint, types, the direction of imports, docstrings
 	$(BIN)/ruff format --check

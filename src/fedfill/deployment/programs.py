@@ -134,8 +134,6 @@ def read_app(
         document["algorithm"] = algorithm.name
     if model is not None:
         document |= {"model": f"{PYTHON}:{type(model).__name__}", "model_settings": {}}
-    if model is not None:
-        document.pop("model_settings", None)  # these are the built-in networks'
     if "algorithm" not in document:
         raise FedfillError("algorithm: experiment.toml names none; it needs one of 'fedfill list algorithms'")
     experiment = checked(Experiment, document, "experiment.toml")
