@@ -683,6 +683,24 @@ def frozen() -> Net:
     return net.requires_grad_(False)
 
 
+def test_a_network_with_dropout_is_taken_and_gives_the_same_bits_on_any_number_of_workers(tmp_path: Path) -> None:
+    net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Dropout(0.5), torch.nn.Linear(64, 10))
+    sums = {
+        fedfill.run(
+            "fedavg",
+            data="digits",
+            model=net,
+            clients=3,
+            rounds=2,
+            local_steps=2,
+            workers=workers,
+            out=tmp_path / str(workers),
+        ).summary["weights_sha256"]
+        for workers in (1, 2)
+    }
+    assert len(sums) == 1
+
+
 @pytest.mark.parametrize(
     ("model", "sentence"),
     [

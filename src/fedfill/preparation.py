@@ -16,11 +16,11 @@ from fedfill.data.samples import normalise
 from fedfill.engines import require
 from fedfill.errors import FedfillError
 from fedfill.loop import Prepared
-from fedfill.models.layers import with_streams
+from fedfill.models.layers import draws_from, with_streams
 from fedfill.models.networks import ModelSettings, build
 from fedfill.models.views import require_parts, weights_of
 from fedfill.settings import Experiment, checked, split_settings
-from fedfill.streams import derive
+from fedfill.streams import derive, torch_stream
 
 PYTHON = "python"
 """Stands in ``experiment.toml`` for what came from Python, where the name of its type may follow: ``python:Net``."""
@@ -121,7 +121,9 @@ def _require_fit(model: nn.Module, federation: Federation, batch_size: int) -> N
             found = list(model.eval()(normalise(federation.test.inputs[:1])).shape)  # a lazy layer gets its shape here
         smallest = min(federation.clients, key=lambda client: len(client.train)).train[:batch_size]
         draws = torch.get_rng_state()
-        scores = copy.deepcopy(model).train()(normalise(smallest.inputs))
+        trial = copy.deepcopy(model).train()
+        with draws_from(trial, torch_stream(0, "trial")):
+            scores = trial(normalise(smallest.inputs))
         drew = not torch.equal(draws, torch.get_rng_state())
         if scores.requires_grad:
             scores.sum().backward()

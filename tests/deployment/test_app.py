@@ -102,7 +102,7 @@ def test_classes_and_shape_of_ones_own(tmp_path: Path) -> None:
         class_names=["healthy", "ill"],
         shape=(1, 28, 28),
         data="x-rays",
-        name="Clinics' 1st",
+        name="clinics-1st",
     )
     assert read_task(place / PACKAGE) == Task("x-rays", 3, ("healthy", "ill"), (1, 28, 28))
     prepared = read_app(place / PACKAGE)
@@ -119,6 +119,7 @@ def test_classes_and_shape_of_ones_own(tmp_path: Path) -> None:
         ({"class_names": ["a", "a"], "shape": (1, 8, 8)}, "class_names: found"),
         ({"class_names": ["a", "b"], "shape": (1, -8, 8)}, "shape: found"),
         ({"data": "digit"}, "data: 'digit' is unknown; did you mean 'digits'"),
+        ({"name": "Clinics' 1st"}, "name: found 'Clinics' 1st'; allowed: small letters, digits and hyphens"),
         ({"clients": 0}, "clients: found 0; allowed: at least 1"),
         ({"learning_rat": 1}, "fedavg has no 'learning_rat'; did you mean 'learning_rate'"),
         ({"min_replies": 4}, "min_replies: found 4; allowed: at most the clients in a round, which are 3"),

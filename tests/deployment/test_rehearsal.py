@@ -13,8 +13,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -192,56 +192,65 @@ def test_a_rehearsal_that_is_stopped_or_killed_in_mid_round_goes_on_with_the_sam
 # Kills of nodes
 
 
+Act = Callable[[LocalFederation, float], None]
+
+
 @dataclass
 class Killer:
-    """Kills nodes of a rehearsal in mid-round, on a thread of its own; ``script`` says what to do in which round."""
+    """Does something to the nodes of a rehearsal in mid-round, on a thread of its own; the next thing once that is done.
 
-    script: Mapping[int, Callable[[LocalFederation, float], None]]
-    federation: LocalFederation | None = None
-    times: list[float] = field(default_factory=list)
+    Attributes:
+        acts: What to do; each gets the usual seconds of a round.
+        rounds: In which round each of them began.
+    """
+
+    acts: Sequence[Act]
+    rounds: list[int] = field(default_factory=list)
     errors: list[BaseException] = field(default_factory=list)
-    threads: list[threading.Thread] = field(default_factory=list)
+    _times: list[float] = field(default_factory=list)
+    _federation: LocalFederation | None = None
+    _thread: threading.Thread | None = None
 
     @contextmanager
     def watch(self, folder: Path, nodes: Any) -> Iterator[LocalFederation]:
         with local_federation(folder, nodes) as federation:
-            self.federation = federation
+            self._federation = federation
             try:
                 yield federation
             finally:
-                for thread in self.threads:
-                    thread.join()
+                if self._thread is not None:
+                    self._thread.join()
 
     def on_round(self, record: dict[str, Any], rounds: int) -> None:
-        self.times.append(record["seconds"])
-        act = self.script.get(record["round"] + 1)
-        if act is not None:
-            thread = threading.Thread(target=self._act, args=(act, statistics.median(self.times)))
-            self.threads.append(thread)
-            thread.start()
+        if not record["lost"]:
+            self._times.append(record["seconds"])
+        if len(self.rounds) == len(self.acts) or (self._thread is not None and self._thread.is_alive()):
+            return
+        if len(self.rounds) == len(self.acts) - 1 and record["lost"]:
+            return  # the last one loses two, and one must be left
+        act = self.acts[len(self.rounds)]
+        self.rounds.append(record["round"] + 1)
+        self._thread = threading.Thread(target=self._do, args=(act, statistics.median(self._times)))
+        self._thread.start()
 
-    def _act(self, act: Callable[[LocalFederation, float], None], usual: float) -> None:
-        assert self.federation is not None
+    def _do(self, act: Act, usual: float) -> None:
+        assert self._federation is not None
         try:
-            act(self.federation, usual)
+            act(self._federation, usual)
         except BaseException as error:
             self.errors.append(error)
 
 
-def client_app_of(federation: LocalFederation, k: int, patience: float = 30) -> int:
-    """The process that handles a message on a node, as soon as there is one."""
-    node = federation.supernodes[k]
-    assert node is not None
-    deadline = time.monotonic() + patience
+def kill_client_apps(group: int, seconds: float) -> None:
+    """Kill every process of a node that handles a message, for some time; one that has answered already is none the worse."""
+    deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         table = subprocess.run(["ps", "-ww", "-A", "-o", "pid=,pgid=,command="], capture_output=True, text=True).stdout
-        for pid, group, command in (
-            line.split(None, 2) for line in table.splitlines() if len(line.split(None, 2)) == 3
-        ):
-            if int(group) == node.pid and "flwr-clientapp" in command:
-                return int(pid)
-        time.sleep(0.1)
-    raise AssertionError(f"node {k} handled no message within {patience} s")
+        for pid, leader, *command in (line.split(None, 2) for line in table.splitlines()):
+            if int(leader) == group and "flwr-clientapp" in " ".join(command):
+                with suppress(ProcessLookupError):
+                    os.kill(int(pid), signal.SIGKILL)
+        time.sleep(0.2)
 
 
 MOMENTS = 10
@@ -254,7 +263,7 @@ def test_nodes_that_are_killed_in_mid_round_are_lost_recorded_and_called_again(
 ) -> None:
     """Ten kills spread over the round, each followed by the operator's remedy; then two that nobody tells the SuperLink of."""
 
-    def kill(moment: int) -> Callable[[LocalFederation, float], None]:
+    def kill(moment: int) -> Act:
         def act(federation: LocalFederation, usual: float) -> None:
             k = moment % HOSTS
             time.sleep(usual * (moment + 0.5) / MOMENTS)
@@ -265,34 +274,33 @@ def test_nodes_that_are_killed_in_mid_round_are_lost_recorded_and_called_again(
         return act
 
     def desert(federation: LocalFederation, usual: float) -> None:
-        os.kill(client_app_of(federation, 1), signal.SIGKILL)
         federation.kill_node(2)
-
-    def return_(federation: LocalFederation, usual: float) -> None:
+        alone = federation.supernodes[1]
+        assert alone is not None
+        kill_client_apps(alone.pid, usual)
+        time.sleep(max(0, 70 - usual))  # until the SuperLink has missed both
         federation.start_node(2)
 
-    first, alone = 2, MOMENTS + 3
-    script = {first + moment: kill(moment) for moment in range(MOMENTS)} | {alone: desert, alone + 1: return_}
-    killer = Killer(script)
+    killer = Killer([*map(kill, range(MOMENTS)), desert])
     monkeypatch.setattr(rehearsal, "local_federation", killer.watch)
-    data, path = bars()[:HOSTS], tmp_path / "run"
-    rounds = alone + 2
+    data, path, rounds = bars()[:HOSTS], tmp_path / "run", 36
     result = fedfill.run(
         "fedavg", data=data, engine="flower", out=path, rounds=rounds, on_round=killer.on_round, **TINY
     )
     assert killer.errors == []
+    assert len(killer.rounds) == MOMENTS + 1, "the run was over before everything was done"
     assert [record["round"] for record in result.rounds] == list(range(1, rounds + 1))
-    lost = {record["round"]: {entry["client"]: entry["reason"] for entry in record["lost"]} for record in result.rounds}
+    lost = {r["round"]: {entry["client"]: entry["reason"] for entry in r["lost"]} for r in result.rounds}
     for record in result.rounds:
         # who is not named as lost was counted, and the other way round
         there = set(range(HOSTS)) - lost[record["round"]].keys()
         assert record["train_samples"] == sum(len(data[i][1]) for i in there), record
-    for moment in range(MOMENTS):
-        # the killed host alone; the one before may still be starting
-        assert lost[first + moment].keys() <= {moment % HOSTS, (moment - 1) % HOSTS}, lost
-    reasons = {reason for r in range(first, first + MOMENTS) for reason in lost[r].values()}
-    assert sum(map(len, lost.values())) >= MOMENTS // 2, lost
-    assert all(reasons), lost
+    for moment, first, then in zip(range(MOMENTS), killer.rounds, killer.rounds[1:], strict=False):
+        named = {client for r in range(first, then) for client in lost[r]}
+        assert named <= {moment % HOSTS}, (moment, lost)
+    assert sum(map(len, lost.values())) >= MOMENTS, lost
+    assert all(reason for entries in lost.values() for reason in entries.values())
+    alone = killer.rounds[-1]
     assert lost[alone].keys() == {1, 2}, lost
     assert lost[alone][1].startswith("Flower error 8"), lost
     assert lost[alone][2].startswith("Flower error 5"), lost

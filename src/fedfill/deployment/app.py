@@ -216,6 +216,6 @@ flwr run . {name} --stream
 
 The run directory lies where `out` in `pyproject.toml` says, on the server: `rounds.jsonl`, `summary.json`, `checkpoint/`, `deployment/server.log`. After a
 crash of the server, start the SuperLink as before and say `fedfill resume OUT` with that directory, or the command above again: the run goes on
-after its last finished round. A host that comes back joins the next round. For a new run from the beginning, change `out` and the seed in
-`experiment.toml`: hosts remember how far they have come in this experiment.
+after its last finished round. A host that comes back joins the next round. For a new run from the beginning, change `out`: hosts
+begin anew with it.
 """
