@@ -158,7 +158,7 @@ def test_a_network_and_an_algorithm_of_ones_own_are_part_of_the_digest(app: Path
     class Mine(FedAvg):
         """FedAvg."""
 
-        name = "mine"
+        name = "of_an_app"
 
         def global_weights(self, server: Any) -> Any:
             return dict(server.state.weights)
@@ -166,7 +166,7 @@ def test_a_network_and_an_algorithm_of_ones_own_are_part_of_the_digest(app: Path
     net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
     plain, own = read_app(app / PACKAGE), read_app(app / PACKAGE, algorithm=Mine, model=net)
     assert isinstance(own.algorithm, Mine)
-    assert (own.experiment.algorithm, own.experiment.model) == ("mine", "python:Sequential")
+    assert (own.experiment.algorithm, own.experiment.model) == ("of_an_app", "python:Sequential")
     assert len({plain.digest, own.digest, read_app(app / PACKAGE, algorithm=Mine).digest}) == 3
 
 

@@ -14,13 +14,14 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from filelock import FileLock, Timeout
 from tests.deployment.test_processes import finish, running, wait_until_gone
 from tests.helpers import small_federation
 
@@ -241,16 +242,22 @@ class Killer:
             self.errors.append(error)
 
 
-def kill_client_apps(group: int, seconds: float) -> None:
-    """Kill every process of a node that handles a message, for some time; one that has answered already is none the worse."""
-    deadline = time.monotonic() + seconds
+def kill_a_handler(path: Path, k: int, group: int, patience: float = 60) -> None:
+    """Kill the process that handles a message on a node, and nothing else, while it holds the lock on the host's state."""
+    (lock,) = path.glob(f"deployment/host{k}/state/client-*.lock")
+    deadline = time.monotonic() + patience
     while time.monotonic() < deadline:
-        table = subprocess.run(["ps", "-ww", "-A", "-o", "pid=,pgid=,command="], capture_output=True, text=True).stdout
-        for pid, leader, *command in (line.split(None, 2) for line in table.splitlines()):
-            if int(leader) == group and "flwr-clientapp" in " ".join(command):
-                with suppress(ProcessLookupError):
-                    os.kill(int(pid), signal.SIGKILL)
-        time.sleep(0.2)
+        try:
+            FileLock(lock, timeout=0).acquire().lock.release()
+        except Timeout:
+            break
+        time.sleep(0.02)
+    table = subprocess.run(["ps", "-ww", "-A", "-o", "pid=,pgid=,command="], capture_output=True, text=True).stdout
+    for pid, leader, *command in (line.split(None, 2) for line in table.splitlines()):
+        if int(leader) == group and "flwr-clientapp" in " ".join(command):
+            os.kill(int(pid), signal.SIGKILL)
+            return
+    raise AssertionError(f"node {k} handled no message within {patience} s")
 
 
 MOMENTS = 10
@@ -275,15 +282,16 @@ def test_nodes_that_are_killed_in_mid_round_are_lost_recorded_and_called_again(
 
     def desert(federation: LocalFederation, usual: float) -> None:
         federation.kill_node(2)
-        alone = federation.supernodes[1]
-        assert alone is not None
-        kill_client_apps(alone.pid, usual)
-        time.sleep(max(0, 70 - usual))  # until the SuperLink has missed both
+        host = federation.supernodes[1]
+        assert host is not None
+        kill_a_handler(path, 1, host.pid)
+        time.sleep(75)  # until the SuperLink has missed both
         federation.start_node(2)
 
+    path, rounds = tmp_path / "run", 36
     killer = Killer([*map(kill, range(MOMENTS)), desert])
     monkeypatch.setattr(rehearsal, "local_federation", killer.watch)
-    data, path, rounds = bars()[:HOSTS], tmp_path / "run", 36
+    data = bars()[:HOSTS]
     result = fedfill.run(
         "fedavg", data=data, engine="flower", out=path, rounds=rounds, on_round=killer.on_round, **TINY
     )
@@ -297,7 +305,8 @@ def test_nodes_that_are_killed_in_mid_round_are_lost_recorded_and_called_again(
         assert record["train_samples"] == sum(len(data[i][1]) for i in there), record
     for moment, first, then in zip(range(MOMENTS), killer.rounds, killer.rounds[1:], strict=False):
         named = {client for r in range(first, then) for client in lost[r]}
-        assert named <= {moment % HOSTS}, (moment, lost)
+        # the one before may still be on its way back
+        assert named <= {moment % HOSTS, (moment - 1) % HOSTS}, (moment, lost)
     assert sum(map(len, lost.values())) >= MOMENTS, lost
     assert all(reason for entries in lost.values() for reason in entries.values())
     alone = killer.rounds[-1]
