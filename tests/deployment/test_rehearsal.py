@@ -5,6 +5,7 @@ Flower starts a Python process for each message, so that a test is mostly start-
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
@@ -13,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -227,8 +228,6 @@ class Killer:
             self._times.append(record["seconds"])
         if len(self.rounds) == len(self.acts) or (self._thread is not None and self._thread.is_alive()):
             return
-        if len(self.rounds) == len(self.acts) - 1 and record["lost"]:
-            return  # the last one loses two, and one must be left
         act = self.acts[len(self.rounds)]
         self.rounds.append(record["round"] + 1)
         self._thread = threading.Thread(target=self._do, args=(act, statistics.median(self._times)))
@@ -253,22 +252,28 @@ def kill_a_handler(path: Path, k: int, group: int, patience: float = 60) -> None
             break
         time.sleep(0.02)
     table = subprocess.run(["ps", "-ww", "-A", "-o", "pid=,pgid=,command="], capture_output=True, text=True).stdout
-    for pid, leader, *command in (line.split(None, 2) for line in table.splitlines()):
-        if int(leader) == group and "flwr-clientapp" in " ".join(command):
-            os.kill(int(pid), signal.SIGKILL)
-            return
-    raise AssertionError(f"node {k} handled no message within {patience} s")
+    rows = [line.split(None, 2) for line in table.splitlines()]
+    # with its path: one that has ended is listed by its bare name as long as its parent has not noticed
+    found = [int(row[0]) for row in rows if int(row[1]) == group and "/flwr-clientapp " in row[-1]]
+    assert found, f"node {k} handled no message within {patience} s"
+    for pid in found:
+        os.kill(pid, signal.SIGKILL)
 
 
 MOMENTS = 10
 HOSTS = 3
 
 
+def lost_in(records: Sequence[Mapping[str, Any]]) -> dict[int, dict[int, str]]:
+    """Reasons by round and client."""
+    return {r["round"]: {entry["client"]: entry["reason"] for entry in r["lost"]} for r in records}
+
+
 @pytest.mark.faults
-def test_nodes_that_are_killed_in_mid_round_are_lost_recorded_and_called_again(
+def test_nodes_that_are_killed_at_ten_moments_of_a_round_are_lost_recorded_and_called_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ten kills spread over the round, each followed by the operator's remedy; then two that nobody tells the SuperLink of."""
+    """Each kill is followed by the operator's remedy; a SuperLink left alone would miss the node only after 40 seconds."""
 
     def kill(moment: int) -> Act:
         def act(federation: LocalFederation, usual: float) -> None:
@@ -280,6 +285,37 @@ def test_nodes_that_are_killed_in_mid_round_are_lost_recorded_and_called_again(
 
         return act
 
+    killer = Killer([kill(moment) for moment in range(MOMENTS)])
+    monkeypatch.setattr(rehearsal, "local_federation", killer.watch)
+    data, path, rounds = bars()[:HOSTS], tmp_path / "run", 32
+    result = fedfill.run(
+        "fedavg", data=data, engine="flower", out=path, rounds=rounds, on_round=killer.on_round, **TINY
+    )
+    assert killer.errors == []
+    assert len(killer.rounds) == MOMENTS, "the run was over before everything was done"
+    assert [record["round"] for record in result.rounds] == list(range(1, rounds + 1))
+    lost = lost_in(result.rounds)
+    for record in result.rounds:
+        # who is not named as lost was counted, and the other way round
+        there = set(range(HOSTS)) - lost[record["round"]].keys()
+        assert record["train_samples"] == sum(len(data[i][1]) for i in there), record
+    for moment, (first, then) in enumerate(itertools.pairwise([*killer.rounds, rounds])):
+        named = {client for r in range(first, then) for client in lost[r]}
+        # the one before may still be on its way back
+        assert named <= {moment % HOSTS, (moment - 1) % HOSTS}, (moment, lost)
+    assert sum(map(len, lost.values())) >= MOMENTS, lost
+    assert all(reason for entries in lost.values() for reason in entries.values())
+    assert lost[rounds] == {}, "everybody is back"
+    assert {i: kept.round for i, kept in states(path).items()} == dict.fromkeys(range(HOSTS), rounds - 1)
+    assert not running(tmp_path)
+
+
+@pytest.mark.faults
+def test_a_node_and_a_handler_that_nobody_dismisses_are_missed_within_two_minutes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, rounds = tmp_path / "run", 8
+
     def desert(federation: LocalFederation, usual: float) -> None:
         federation.kill_node(2)
         host = federation.supernodes[1]
@@ -288,35 +324,21 @@ def test_nodes_that_are_killed_in_mid_round_are_lost_recorded_and_called_again(
         time.sleep(75)  # until the SuperLink has missed both
         federation.start_node(2)
 
-    path, rounds = tmp_path / "run", 36
-    killer = Killer([*map(kill, range(MOMENTS)), desert])
+    killer = Killer([desert])
     monkeypatch.setattr(rehearsal, "local_federation", killer.watch)
-    data = bars()[:HOSTS]
     result = fedfill.run(
-        "fedavg", data=data, engine="flower", out=path, rounds=rounds, on_round=killer.on_round, **TINY
+        "fedavg", data=bars()[:HOSTS], engine="flower", out=path, rounds=rounds, on_round=killer.on_round, **TINY
     )
     assert killer.errors == []
-    assert len(killer.rounds) == MOMENTS + 1, "the run was over before everything was done"
-    assert [record["round"] for record in result.rounds] == list(range(1, rounds + 1))
-    lost = {r["round"]: {entry["client"]: entry["reason"] for entry in r["lost"]} for r in result.rounds}
-    for record in result.rounds:
-        # who is not named as lost was counted, and the other way round
-        there = set(range(HOSTS)) - lost[record["round"]].keys()
-        assert record["train_samples"] == sum(len(data[i][1]) for i in there), record
-    for moment, first, then in zip(range(MOMENTS), killer.rounds, killer.rounds[1:], strict=False):
-        named = {client for r in range(first, then) for client in lost[r]}
-        # the one before may still be on its way back
-        assert named <= {moment % HOSTS, (moment - 1) % HOSTS}, (moment, lost)
-    assert sum(map(len, lost.values())) >= MOMENTS, lost
-    assert all(reason for entries in lost.values() for reason in entries.values())
-    alone = killer.rounds[-1]
+    (alone,) = killer.rounds
+    lost = lost_in(result.rounds)
     assert lost[alone].keys() == {1, 2}, lost
     assert lost[alone][1].startswith("Flower error 8"), lost
     assert lost[alone][2].startswith("Flower error 5"), lost
-    assert 30 < result.rounds[alone - 1]["seconds"] < 100
+    assert 30 < result.rounds[alone - 1]["seconds"] < 120
+    assert all(lost[r].keys() <= {2} for r in range(alone + 1, rounds + 1)), "a killed handler is no killed host"
     assert lost[rounds] == {}, "everybody is back"
-    kept = states(path)
-    assert {i: state.round for i, state in kept.items()} == dict.fromkeys(range(HOSTS), rounds - 1)
+    assert {i: kept.round for i, kept in states(path).items()} == dict.fromkeys(range(HOSTS), rounds - 1)
     assert not running(tmp_path)
 
 
