@@ -337,21 +337,13 @@ def partition(
 ) -> None:
     """Show the class distribution of every client."""
     with sentences():
-        from fedfill.data.federation import federate
+        from fedfill.preparation import divide
         from fedfill.runs.directory import writing
         from fedfill.runs.pictures import heat_map
         from fedfill.settings import Experiment, checked
 
         plan = checked(Experiment, {"algorithm": "", **_options(context.params)}, "option")
-        federation = federate(
-            plan.data,
-            data_dir=plan.data_dir,
-            fraction=plan.data_fraction,
-            partition=plan.partition,
-            clients=plan.clients,
-            seed=plan.seed,
-            client_test=plan.client_test,
-        )
+        federation = divide(plan)
         with writing(picture):
             picture.parent.mkdir(parents=True, exist_ok=True)
             heat_map(federation.counts, federation.class_names, picture)

@@ -94,7 +94,7 @@ def resume(
         workers: Another number of threads than before.
         device: Another device than before.
         data_dir: Another folder with the same data.
-        **changes: Further options that change no result: ``min_replies``, ``reply_timeout``, ``ray_address``,
+        **changes: Further options on how it runs and how long it waits for whom: ``min_replies``, ``reply_timeout``, ``ray_address``,
             ``gpus_per_worker``.
 
     Returns:

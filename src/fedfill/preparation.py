@@ -71,15 +71,7 @@ def prepare(
     settings = checked(kind, {**kind.presets.get(experiment.data, {}), **own})
     model_settings = checked(ModelSettings, models, "model setting")
     if federation is None:
-        federation = federate(
-            experiment.data if data is None else data,
-            data_dir=Path(experiment.data_dir) if experiment.data_dir else None,
-            fraction=experiment.data_fraction,
-            partition=experiment.partition if partition is None else partition,
-            clients=experiment.clients,
-            seed=experiment.seed,
-            client_test=experiment.client_test,
-        )
+        federation = divide(experiment, data=data, partition=partition)
     if model is None:
         network: nn.Module = build(
             experiment.model,
@@ -111,6 +103,31 @@ def prepare(
         }
     )
     return Prepared(final, settings, federation, network, weights_of(network))
+
+
+def divide(experiment: Experiment, *, data: Any = None, partition: Any = None) -> Federation:
+    """Load the data of an experiment, and divide it among its clients.
+
+    Args:
+        experiment: Which data, and how.
+        data: Data from Python in place of the experiment's name.
+        partition: A partitioner object in place of the experiment's words.
+
+    Returns:
+        The federation.
+
+    Raises:
+        FedfillError: Where the data can't be read or divided like this.
+    """
+    return federate(
+        experiment.data if data is None else data,
+        data_dir=experiment.data_dir or None,
+        fraction=experiment.data_fraction,
+        partition=experiment.partition if partition is None else partition,
+        clients=experiment.clients,
+        seed=experiment.seed,
+        client_test=experiment.client_test,
+    )
 
 
 def _require_fit(model: nn.Module, federation: Federation, batch_size: int) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -582,4 +581,3 @@ def test_the_folder_of_a_host_holds_no_half_written_file(tmp_path: Path) -> None
         world.round(t)
     names = {path.name.split("-")[0] + path.suffix for path in tmp_path.glob("host*/*")}
     assert names == {"client.safetensors", "client.lock"}
-    shutil.rmtree(tmp_path / "host0")

@@ -17,14 +17,14 @@ from torch import nn
 
 from fedfill import __version__
 from fedfill.algorithms import Algorithm
-from fedfill.data.federation import ClientData, federate
+from fedfill.data.federation import ClientData
 from fedfill.data.hosts import Task, load_host
 from fedfill.engines import flower
 from fedfill.engines.contract import Engine
 from fedfill.engines.local import choose_device
 from fedfill.errors import FedfillError, did_you_mean
 from fedfill.loop import Prepared, execute
-from fedfill.preparation import PYTHON, prepare
+from fedfill.preparation import PYTHON, divide, prepare
 from fedfill.runs.directory import RunDirectory, read_toml, write_atomically
 from fedfill.settings import Experiment, checked
 
@@ -263,16 +263,7 @@ def _divided(experiment: Experiment, partitions: int, client: int) -> ClientData
         raise FedfillError(
             f"num-partitions: found {partitions}; allowed: the experiment's {experiment.clients} clients"
         )
-    federation = federate(
-        experiment.data,
-        data_dir=experiment.data_dir,
-        fraction=experiment.data_fraction,
-        partition=experiment.partition,
-        clients=experiment.clients,
-        seed=experiment.seed,
-        client_test=experiment.client_test,
-    )
-    return federation.clients[client]
+    return divide(experiment).clients[client]
 
 
 def _given(config: Any, defaults: dict[str, Any], what: str) -> dict[str, Any]:

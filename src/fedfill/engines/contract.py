@@ -377,9 +377,6 @@ class Costs:
     legs: dict[str, list[int]] = field(default_factory=dict)
 
 
-M = TypeVar("M", bound=Message)
-
-
 class Server:
     """What an algorithm's ``round`` sees.
 
@@ -629,4 +626,5 @@ def releases_of(reply: Message, declared: Mapping[str, Release]) -> Iterator[tup
 
 UNDECLARED = unbounded("sent as it is")
 HEAVIEST = 2**53
+"""The largest weight of a reply, and the largest count from elsewhere: beyond it floats skip whole numbers."""
 NOT_FINITE = "the reply holds a NaN or an infinity"

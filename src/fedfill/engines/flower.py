@@ -30,12 +30,12 @@ from torch import nn
 from fedfill import tree
 from fedfill.data.federation import ClientData
 from fedfill.data.samples import Samples
-from fedfill.engines.contract import Answers, Average, Lost, Message, Outcome, releases_of
+from fedfill.engines.contract import HEAVIEST, Answers, Average, Lost, Message, Outcome, releases_of
 from fedfill.engines.host import Host, make_resident
 from fedfill.errors import FedfillError
 from fedfill.privacy.ledger import Release, unbounded
 from fedfill.runs.directory import write_atomically
-from fedfill.training.evaluation import CHUNK, Evaluation, Scored, score, shares
+from fedfill.training.evaluation import Evaluation, score_all, shares
 from fedfill.training.local import Resident
 from fedfill.tree import Record, Tree, Weights
 
@@ -67,8 +67,6 @@ STYPE = "fedfill.safetensors"
 DTYPES = {torch.float64, torch.float32, torch.float16, torch.bfloat16}
 DTYPES |= {torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool}
 """What tensors in a message may be."""
-MOST = 2**53
-"""Counts beyond this are none."""
 
 HELLO, EVALUATE = "query.hello", "query.evaluate"
 
@@ -316,13 +314,11 @@ class FlowerEngine:
             for i in range(self._clients)
         ]
         if len(self._test):
-            parts = []
             self._resident.load(weights)
-            for start in range(0, len(self._test), CHUNK):
-                parts.append(score(self._resident, self._test[start : start + CHUNK]))
-            correct, losses = torch.cat([p.correct for p in parts]), torch.cat([p.losses for p in parts])
-            by_class = shares(correct, self._test.labels, self._classes)
-            return Evaluation(float(correct.double().mean()), float(losses.double().mean()), by_class, by_client)
+            scored = score_all(self._resident, self._test)
+            by_class = shares(scored.correct, self._test.labels, self._classes)
+            accuracy, loss = float(scored.correct.double().mean()), float(scored.losses.double().mean())
+            return Evaluation(accuracy, loss, by_class, by_client)
         hits = [sum(s.correct[c] for s in scores.values()) for c in range(self._classes)]
         sizes = [sum(s.samples[c] for s in scores.values()) for c in range(self._classes)]
         if not sum(sizes):
@@ -349,8 +345,8 @@ class FlowerEngine:
         return (
             isinstance(scores, Scores)
             and len(scores.correct) == len(scores.samples) == self._classes
-            and all(0 <= hit <= size <= MOST for hit, size in zip(scores.correct, scores.samples, strict=True))
-            and 0 <= scores.loss <= MOST
+            and all(0 <= hit <= size <= HEAVIEST for hit, size in zip(scores.correct, scores.samples, strict=True))
+            and 0 <= scores.loss <= HEAVIEST
         )
 
     def _outcome(self, reply: Envelope | Lost, action: str) -> Outcome:
@@ -374,7 +370,7 @@ class FlowerEngine:
         if answer.reply is None:
             return Outcome(error=Lost(_line(answer.error) or "the host gave neither a reply nor an error"))
         seconds = answer.fit_seconds if 0 <= answer.fit_seconds <= self._seconds else 0.0
-        samples = answer.train_samples if 0 <= answer.train_samples <= MOST else 0
+        samples = answer.train_samples if 0 <= answer.train_samples <= HEAVIEST else 0
         return Outcome(value, None, releases, tree.size(value), seconds, samples)
 
     def _gather(self, wait: float, enough: int) -> None:
@@ -572,12 +568,8 @@ def client_app(program: Any, arrive: Callable[[Context], Site]) -> ClientApp:
                 if words.get("digest") != office.site.digest and name != HELLO:
                     raise ValueError("the message is another experiment's")
                 answer = serve(office, value, {**words, "run": str(context.run_id)})
-            except (
-                ValueError,
-                OSError,
-                FedfillError,
-                SystemExit,
-            ) as refused:  # without a reply Flower waits for a minute
+            # SystemExit too: without a reply Flower waits for a minute
+            except (ValueError, OSError, FedfillError, SystemExit) as refused:
                 log.warning("refused '%s': %s", name, _line(str(refused)))
                 answer = Answer(error=_line(str(refused)))
             return Envelope(pack(encode(answer)), reply_to=message)
@@ -707,11 +699,10 @@ def _score(office: _Office, message: Tree, words: dict[str, Any]) -> Answer:
     site = office.site
     own = site.data.test.to(site.device)
     office.resident.load(tree.to(message.weights, site.device))
-    parts = [score(office.resident, own[start : start + CHUNK]) for start in range(0, len(own), CHUNK)]
     correct = [0] * site.classes
     loss = 0.0
-    if parts:
-        scored = Scored(torch.cat([p.correct for p in parts]), torch.cat([p.losses for p in parts]))
+    if len(own):
+        scored = score_all(office.resident, own)
         correct = torch.bincount(own.labels, weights=scored.correct.double(), minlength=site.classes).long().tolist()
         loss = float(scored.losses.double().sum())
     return Answer(Scores(correct, own.counts(site.classes), loss))

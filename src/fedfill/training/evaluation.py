@@ -45,6 +45,20 @@ def score(resident: Resident, samples: Samples) -> Scored:
         return Scored(scores.argmax(1) == samples.labels, losses)
 
 
+def score_all(resident: Resident, samples: Samples) -> Scored:
+    """Score any number of samples, at least one, in the chunks in which every engine does it.
+
+    Args:
+        resident: A model, loaded.
+        samples: ``[n, ...]``.
+
+    Returns:
+        The outcome of each, in their order.
+    """
+    parts = [score(resident, samples[start : start + CHUNK]) for start in range(0, len(samples), CHUNK)]
+    return Scored(torch.cat([part.correct for part in parts]), torch.cat([part.losses for part in parts]))
+
+
 @dataclass(frozen=True)
 class Evaluation:
     """Accuracies and losses of one model; all accuracies are shares in [0, 1].
