@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Sequence
 
 import pytest
@@ -14,6 +15,8 @@ from fedfill.streams import torch_stream
 
 settings.register_profile("fedfill", deadline=None)  # machines that run tests are shared, so times mean nothing
 settings.load_profile("fedfill")
+# a shell's background job ignores Ctrl-C, and so would every process that tests start and interrupt
+signal.signal(signal.SIGINT, signal.default_int_handler)
 torch.set_num_threads(1)  # tensors here are tiny: waking more threads costs more than they bring
 
 

@@ -413,15 +413,19 @@ SCRIPT = Path(__file__).with_name("ray_script.py")
 
 def run_and_stop(how: signal.Signals, folder: Path, *arguments: str) -> tuple[str, str]:
     """What a script prints that is stopped in the middle of a call; the worker that served it must be gone then."""
-    script = subprocess.Popen(
+    ready = folder / "ready"
+    with subprocess.Popen(
         [sys.executable, SCRIPT, folder, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         start_new_session=True,
-    )  # fmt: skip
-    ready = folder / "ready"
-    while not ready.exists() and script.poll() is None:
-        time.sleep(0.05)
-    os.killpg(script.pid, how)  # all of its group, as a terminal does
-    printed = script.communicate(timeout=60)
+    ) as script:  # fmt: skip
+        try:
+            while not ready.exists() and script.poll() is None:
+                time.sleep(0.05)
+            os.killpg(script.pid, how)  # all of its group, as a terminal does
+            printed = script.communicate(timeout=60)
+        finally:
+            if script.poll() is None:
+                os.killpg(script.pid, signal.SIGKILL)
     until = time.monotonic() + 10
     while lives(ready.read_text()) and time.monotonic() < until:
         time.sleep(0.05)
