@@ -116,7 +116,7 @@ def main() -> None:
 
     before = memory()["driver"]["PSS"]
     federation = federate(options.clients, options.samples)
-    net = build("cnn2", (1, 28, 28), 10, ModelSettings(), decoder=False, seed=0)
+    net = build("cnn2", (1, 28, 28), 10, ModelSettings(), seed=0)
     initial = weights_of(net)
     algorithm = FedAvg(local_epochs=1, batch_size=64)
     kind: Any = LocalEngine

@@ -48,7 +48,7 @@ class Run:
         self, algorithm: Algorithm, model: Mapping[str, Any], workers: int, participation: float, rounds: int
     ) -> None:
         federation = small_federation()
-        net = build("cnn2", (1, 8, 8), CLASSES, ModelSettings(**model), decoder="decoder" in algorithm.parts, seed=0)
+        net = build("cnn2", (1, 8, 8), CLASSES, ModelSettings(**model), needs=algorithm.needs(), seed=0)
         self.algorithm = algorithm.resolved(rounds=rounds, model=net, inputs=federation.test.inputs[:1])
         self.net = net
         initial = weights_of(net)

@@ -41,6 +41,8 @@ def test_one_folder_for_each_run(tiny: Comparison) -> None:
         *(f"fedavg-latent_activation=none-weighting=uniform-seed{seed}" for seed in SEEDS),
         *(f"feddpms-seed{seed}" for seed in SEEDS),
         "comparison.csv",
+        "accuracy.png",
+        "final.png",
     }
     assert [row.label for row in tiny.rows] == LABELS
     assert tiny.seeds == (3, 1)

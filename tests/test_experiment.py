@@ -23,9 +23,9 @@ from torch import nn
 import fedfill
 from fedfill import tree
 from fedfill.engines.local import LocalEngine
-from fedfill.errors import FedfillError
+from fedfill.errors import FedfillError, checked
 from fedfill.runs.directory import RunDirectory
-from fedfill.settings import Experiment, checked
+from fedfill.settings import Experiment
 from fedfill.training.evaluation import Evaluation
 
 TINY: dict[str, Any] = {"data": "digits", "clients": 4, "local_epochs": 1, "rounds": 5, "participation": 0.5}

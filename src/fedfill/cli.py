@@ -18,10 +18,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Table
 
 import fedfill
-from fedfill.errors import FedfillError, did_you_mean
+from fedfill.errors import FedfillError, checked, did_you_mean
 
 if TYPE_CHECKING:
-    from fedfill.comparison import Comparison
+    from fedfill.comparison import Comparison, Difference
     from fedfill.data.federation import Federation
     from fedfill.loop import OnRound, Result
 
@@ -324,6 +324,38 @@ def compare(
 
 
 @app.command()
+def reproduce(
+    context: typer.Context,
+    table: Annotated[str, typer.Argument(help="A folder with a table.toml, or the name of one below experiments.")],
+    only: Annotated[list[str] | None, typer.Option(help="A row, by its name; may be given again.")] = None,
+    seeds: Annotated[str | None, typer.Option(help="Seeds, separated by commas; none: the table's.")] = None,
+    data_dir: DataDir = None,
+    device: Device = None,
+    workers: Workers = None,
+    directory: Annotated[
+        Path, typer.Option("--out", help="Folder of the runs; finished ones are not run again.")
+    ] = Path("runs/reproduce"),
+) -> None:
+    """Run a paper's table and write the figures beside the paper's."""
+    with sentences():
+        from fedfill.reproduction import find_table, markdown
+        from fedfill.reproduction import reproduce as reproduce_table
+
+        options = _options(context.params)
+        with progress() as follow:
+            found = reproduce_table(
+                table,
+                only=only or (),
+                seeds=_seeds(seeds) if seeds is not None else None,
+                out=directory,
+                on_run=lambda row, seed: follow(f"{row}, seed {seed}"),
+                **options,
+            )
+        out.print(markdown(found), soft_wrap=True, markup=False)
+        out.print(f"Written into {find_table(table)}/README.md and results.json", soft_wrap=True, markup=False)
+
+
+@app.command()
 def partition(
     context: typer.Context,
     data: Data = None,
@@ -340,7 +372,7 @@ def partition(
         from fedfill.preparation import divide
         from fedfill.runs.directory import writing
         from fedfill.runs.pictures import heat_map
-        from fedfill.settings import Experiment, checked
+        from fedfill.settings import Experiment
 
         plan = checked(Experiment, {"algorithm": "", **_options(context.params)}, "option")
         federation = divide(plan)
@@ -468,7 +500,7 @@ def _options(params: Mapping[str, Any]) -> dict[str, Any]:
         FedfillError: Where the file holds anything that is not allowed, or a --set is none.
     """
     from fedfill.runs.directory import read_toml
-    from fedfill.settings import Experiment, checked
+    from fedfill.settings import Experiment
 
     fields = set(Experiment.model_fields) - {"settings", "model_settings"}
     options: dict[str, Any] = {}
@@ -589,24 +621,31 @@ def _print_comparison(comparison: Comparison) -> None:
         f"seed{'s' if several else ''} {', '.join(map(str, comparison.seeds))}",
         title_justify="left",
         caption=f"{'mean ± standard deviation over seeds' if several else 'one seed, so no deviation'}; "
-        "accuracies in percent; best: the best round, chosen on the test set; traffic: sent up and down",
+        f"accuracies in percent; - {comparison.baseline.label}: difference, seed by seed"
+        f"{', with the 95 % confidence interval of its mean' if several else ''}; best: the best round, chosen on the test set; "
+        "traffic: sent up and down",
         caption_justify="left",
         box=box.SIMPLE_HEAD,
         padding=0,
         collapse_padding=True,
     )
     table.add_column("algorithm", overflow="fold")
-    for column in ("accuracy", "best", "worst client", "traffic", "sec."):
+    versus = comparison.baseline.label.partition(":")[0]
+    for column in ("accuracy", f"- {versus}", "best", "worst client", "traffic", "sec."):
         table.add_column(column, justify="right", no_wrap=True)
     for row in comparison.rows:
         up, down, seconds = (row.figure(name)[0] or 0 for name in ("bytes_up", "bytes_down", "seconds"))
         table.add_row(
             row.label.replace(":", "\n ").replace(",", "\n "),
-            *(_mean(*row.figure(name)) for name in ("accuracy", "best_accuracy", "worst_client_accuracy")),
+            _mean(*row.figure("accuracy")),
+            _difference(comparison.difference(row, "accuracy")),
+            *(_mean(*row.figure(name)) for name in ("best_accuracy", "worst_client_accuracy")),
             _bytes(up + down),
             f"{seconds:.1f}",
         )
     out.print(table)
+    for note in comparison.notes:
+        _paragraph(f"Not shared by {note}.")
     read = sum(result.was_finished for result in results)
     if read:
         _paragraph(f"{read} of {len(results)} runs were finished before: they were read, and not run again.")
@@ -620,6 +659,7 @@ def _print_comparison(comparison: Comparison) -> None:
     folder = comparison.directory
     out.print(f"\nRun directories: {folder}/<algorithm>-seed<seed>", soft_wrap=True, markup=False)
     out.print(f"All figures: {folder}/comparison.csv", soft_wrap=True, markup=False)
+    out.print(f"Pictures: {folder}/accuracy.png, {folder}/final.png", soft_wrap=True, markup=False)
 
 
 def _print_federation(federation: Federation, title: str) -> None:
@@ -656,6 +696,13 @@ def _mean(mean: float | None, deviation: float | None) -> str:
     if mean is None:
         return "-"
     return f"{100 * mean:.2f}" if deviation is None else f"{100 * mean:.2f} ± {100 * deviation:.2f}"
+
+
+def _difference(difference: Difference | None) -> str:
+    if difference is None:
+        return "-"
+    mean = f"{100 * difference.mean:+.2f}"
+    return mean if difference.half_width is None else f"{mean} ± {100 * difference.half_width:.2f}"
 
 
 def _share(value: float) -> str:

@@ -4,24 +4,27 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+from scipy import stats
 from torch import nn
 
-from fedfill.algorithms import find
+from fedfill.algorithms import find, parse_variant
 from fedfill.errors import FedfillError
 from fedfill.experiment import launch
 from fedfill.loop import OnRound, Prepared, Result
 from fedfill.preparation import arrange
-from fedfill.runs.directory import RunDirectory, write_atomically
+from fedfill.runs.directory import RunDirectory, write_atomically, writing
 from fedfill.settings import Experiment, split_settings
+from fedfill.training.evaluation import FAIRNESS
 
-FIGURES = ("accuracy", "best_accuracy", "worst_client_accuracy", "client_variance", "class_variance", "bytes_up",
-           "bytes_down", "train_samples", "seconds")  # fmt: skip
+FIGURES = ("accuracy", "best_accuracy", *FAIRNESS, "bytes_up", "bytes_down", "train_samples", "seconds")
 
 
 @dataclass(frozen=True)
@@ -38,10 +41,27 @@ class Row:
 
     def figure(self, name: str) -> tuple[float | None, float | None]:
         """Mean and sample standard deviation over seeds; no deviation for a single seed, neither where a run has no figure."""
-        values = [result.summary[name] for result in self.results]
+        values = self.values(name)
         if any(value is None for value in values):
             return None, None
         return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None
+
+    def values(self, name: str) -> list[Any]:
+        """A figure of each run, in the order of the seeds."""
+        return [result.summary[name] for result in self.results]
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How far a row is from the baseline, seed by seed: the same clients, data and initial weights on both sides.
+
+    Attributes:
+        mean: Of the differences.
+        half_width: Of the 95 % confidence interval of their mean (Student's t over the seeds); None for a single seed.
+    """
+
+    mean: float
+    half_width: float | None
 
 
 @dataclass(frozen=True)
@@ -51,36 +71,39 @@ class Comparison:
     Attributes:
         rows: In the order asked for.
         seeds: Of each row's runs.
-        directory: Where the runs lie, each in its own folder, and ``comparison.csv``.
+        directory: Where the runs lie, each in its own folder, with ``comparison.csv`` and two pictures.
+        baseline: The row that differences are taken to: the first FedAvg, or the first row where there is none.
+        notes: Where a row could not share network, initial weights or local budget with the baseline.
     """
 
     rows: tuple[Row, ...]
     seeds: tuple[int, ...]
     directory: Path
+    baseline: Row
+    notes: tuple[str, ...]
+
+    def difference(self, row: Row, name: str) -> Difference | None:
+        """The paired difference of a row's figure to the baseline's; None where a run has no such figure, or it is the baseline."""
+        pairs = list(zip(row.values(name), self.baseline.values(name), strict=True))
+        if row is self.baseline or any(value is None for pair in pairs for value in pair):
+            return None
+        return paired_difference([own - base for own, base in pairs])
 
 
-def parse_variant(text: str) -> tuple[str, dict[str, str]]:
-    """An algorithm with settings of its own.
+def paired_difference(differences: Sequence[float]) -> Difference:
+    """Mean and 95 % confidence interval of paired differences.
 
     Args:
-        text: ``"fedavg"`` or ``"fedavg:latent_activation=none,local_epochs=1"``.
+        differences: One for each seed.
 
     Returns:
-        The name and its settings.
-
-    Raises:
-        FedfillError: Where a setting has no value.
+        The mean, and t(0.975; n-1) times the standard error.
     """
-    name, _, rest = text.partition(":")
-    settings: dict[str, str] = {}
-    for pair in filter(None, rest.split(",")):
-        key, equals, value = pair.partition("=")
-        if not equals or not key:
-            raise FedfillError(
-                f"algorithm: found '{pair}' in '{text}'; allowed: NAME or NAME:setting=value,setting=value"
-            )
-        settings[key.strip()] = value.strip()
-    return name, settings
+    n = len(differences)
+    mean = statistics.fmean(differences)
+    if n < 2:
+        return Difference(mean, None)
+    return Difference(mean, float(stats.t.ppf(0.975, n - 1)) * statistics.stdev(differences) / math.sqrt(n))
 
 
 def compare(
@@ -133,9 +156,15 @@ def compare(
     # everything is checked before anything runs
     for _, name, own in variants:
         split_settings(find(name), own)  # an option of the experiment, such as rounds, must be the same for all
+    base = next((k for k, (_, name, _) in enumerate(variants) if name == "fedavg"), 0)
+    notes: list[str] = []
     for seed in seeds:
+        baseline = arranged(*variants[base][1:], seed)
         for label, name, own in variants:
-            RunDirectory(_folder(out, label, seed)).check(arranged(name, own, seed).digest)
+            prepared = arranged(name, own, seed)
+            RunDirectory(_folder(out, label, seed)).check(prepared.digest)
+            if seed == seeds[0]:
+                notes += [f"{label}: {what}" for what in unshared(prepared, baseline)]
 
     results: dict[str, list[Result]] = {label: [] for label in algorithms}
     for seed in seeds:
@@ -144,7 +173,51 @@ def compare(
             results[label].append(launch(arranged(name, own, seed), _folder(out, label, seed), follow))
     rows = tuple(Row(label, tuple(results[label])) for label in algorithms)
     write_atomically(Path(out) / "comparison.csv", _csv(rows).encode())
-    return Comparison(rows, tuple(seeds), Path(out))
+    _draw(rows, Path(out))
+    return Comparison(rows, tuple(seeds), Path(out), rows[base], tuple(notes))
+
+
+BUDGET = (
+    "local_epochs", "local_steps", "batch_size", "optimizer", "learning_rate", "momentum", "weight_decay", "lr_decay",
+    "lr_decay_every", "buffers",
+)  # fmt: skip
+"""Settings of the local training that a fair comparison holds equal."""
+
+
+def unshared(prepared: Prepared, baseline: Prepared) -> list[str]:
+    """What an algorithm does not share with the baseline; clients, data and batch orders of a seed are always the same.
+
+    Args:
+        prepared: One run.
+        baseline: The baseline's of the same seed.
+
+    Returns:
+        Phrases for people, none where everything is shared.
+    """
+    own, other = prepared.experiment.settings, baseline.experiment.settings
+    budget = [f"{name}={own[name]} (not {other[name]})" for name in BUDGET if own[name] != other[name]]
+    phrases = [f"another local budget: {', '.join(budget)}"] if budget else []
+    mine, theirs = prepared.initial, baseline.initial
+    common = [name for name in theirs if name in mine and mine[name].shape == theirs[name].shape]
+    more, fewer = (sum(w[n].numel() for n in w if n not in common) for w in (mine, theirs))
+    if more or fewer:
+        phrases.append(f"another network: {more:,} numbers that the baseline lacks, {fewer:,} that it has alone")
+    if not all(torch.equal(mine[name], theirs[name]) for name in common):
+        phrases.append("other initial weights")
+    return phrases
+
+
+def _draw(rows: Sequence[Row], folder: Path) -> None:
+    from fedfill.runs.pictures import (
+        accuracy_bars,
+        accuracy_curves,
+    )  # here: matplotlib costs every start a third of a second
+
+    curves = {row.label: [[record["accuracy"] for record in result.rounds] for result in row.results] for row in rows}
+    finals = {row.label: (row.values("accuracy"), row.values("worst_client_accuracy")) for row in rows}
+    with writing(folder):
+        accuracy_curves(curves, folder / "accuracy.png")
+        accuracy_bars(finals, folder / "final.png")
 
 
 def _folder(out: str | Path, label: str, seed: int) -> Path:

@@ -1,9 +1,14 @@
-"""The one error that users meet, and the help with slips of the pen."""
+"""The one error that users meet, what checks their settings, and the help with slips of the pen."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeVar, get_args
+
+from pydantic import BaseModel, ValidationError
+
+B = TypeVar("B", bound=BaseModel)
 
 
 class FedfillError(Exception):
@@ -27,3 +32,59 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     names = sorted(known)
     near = difflib.get_close_matches(word, names, n=1)
     return f"did you mean '{near[0]}'?" if near else f"allowed: {', '.join(names)}"
+
+
+def checked(kind: type[B], values: Mapping[str, Any], what: str = "setting") -> B:
+    """An instance of settings from values of any origin, or one sentence on what is wrong.
+
+    Args:
+        kind: Settings class.
+        values: By name; text is converted where the setting is a number or a truth value, ``none`` where it may be empty.
+        what: What an unknown name is called in the sentence.
+
+    Returns:
+        The settings.
+
+    Raises:
+        FedfillError: Where a name is unknown or a value is not allowed.
+    """
+    for name in values:
+        if name not in kind.model_fields:
+            raise FedfillError(f"{what}: unknown name '{name}'; {did_you_mean(name, kind.model_fields)}")
+    # a truth value is no number: Python and pydantic would read True as 1
+    given = {
+        name: str(value) if isinstance(value, bool) and kind.model_fields[name].annotation is not bool else value
+        for name, value in values.items()
+    }
+    try:
+        return kind(**given)
+    except ValidationError as error:
+        first = error.errors()[0]
+    name = str(first["loc"][0]) if first["loc"] else what
+    optional = name in given and type(None) in get_args(kind.model_fields[name].annotation)
+    if optional and str(given[name]).lower() == "none":
+        return checked(kind, {**given, name: None}, what)
+    raise FedfillError(f"{name}: found {first['input']!r}; allowed: {_allowed(first)}")
+
+
+def _allowed(error: Mapping[str, Any]) -> str:
+    context = error.get("ctx", {})
+    words = {
+        "greater_than": "more than {gt}",
+        "greater_than_equal": "at least {ge}",
+        "less_than": "less than {lt}",
+        "less_than_equal": "at most {le}",
+        "literal_error": "{expected}",
+        "int_parsing": "a whole number",
+        "int_type": "a whole number",
+        "int_from_float": "a whole number",
+        "float_parsing": "a number",
+        "float_type": "a number",
+        "finite_number": "a finite number",
+        "bool_parsing": "true or false",
+        "bool_type": "true or false",
+        "string_type": "text",
+        "dict_type": "a table of settings",
+    }
+    kind = str(error["type"])
+    return words[kind].format(**context) if kind in words else str(error["msg"])

@@ -10,11 +10,11 @@ from torch import nn
 from fedfill import __version__
 from fedfill.algorithms import Algorithm
 from fedfill.deployment.rehearsal import rehearse, resubmit
-from fedfill.errors import FedfillError
+from fedfill.errors import FedfillError, checked
 from fedfill.loop import INCIDENTAL, OnRound, Prepared, Result, execute
 from fedfill.preparation import arrange, default_directory, prepare
 from fedfill.runs.directory import RunDirectory
-from fedfill.settings import Experiment, checked
+from fedfill.settings import Experiment
 
 
 def run(

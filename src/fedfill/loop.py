@@ -8,7 +8,7 @@ import hashlib
 import inspect
 import json
 import math
-import statistics
+import platform
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -24,11 +24,12 @@ from fedfill.algorithms import Algorithm
 from fedfill.data.federation import Federation
 from fedfill.data.samples import Samples
 from fedfill.engines.contract import Costs, Engine, Server, State
-from fedfill.engines.local import LocalEngine, choose_device
+from fedfill.engines.local import LocalEngine, choose_device, processors
 from fedfill.errors import FedfillError
 from fedfill.privacy.ledger import Ledger
 from fedfill.runs.directory import RunDirectory, to_json, writing
 from fedfill.settings import Experiment
+from fedfill.training.evaluation import FAIRNESS, fairness
 from fedfill.tree import Weights
 
 OnRound = Callable[[dict[str, Any], int], None]
@@ -244,8 +245,7 @@ def _loop(
             before = copy.deepcopy(server.costs)
             server.begin(t)
             algorithm.round(server, t)
-            weights = algorithm.global_weights(server)
-            evaluation = engine.evaluate(weights)
+            evaluation = engine.evaluate(algorithm.global_weights(server))
             if engine.evaluation is not None:
                 for i, accuracy in enumerate(evaluation.accuracy_by_client):
                     if accuracy is not None:
@@ -260,6 +260,7 @@ def _loop(
             record = {
                 "round": t + 1,
                 **asdict(evaluation),
+                **fairness(evaluation),
                 "bytes_up": server.costs.bytes_up - before.bytes_up,
                 "bytes_down": server.costs.bytes_down - before.bytes_down,
                 "train_samples": server.costs.train_samples - before.train_samples,
@@ -272,6 +273,7 @@ def _loop(
                 "warnings": server.warnings,
                 **server.notes,
             }
+            weights = _models(algorithm, server, engine)
             directory.append_round(record)
             directory.write_checkpoint(
                 {
@@ -289,7 +291,7 @@ def _loop(
             if on_round is not None:
                 on_round(record, experiment.rounds)
 
-        weights = algorithm.global_weights(server)
+        weights = _models(algorithm, server, engine)
         server.begin(
             experiment.rounds - 1
         )  # also after a kill behind the last round: the picture's draws are that round's
@@ -301,6 +303,21 @@ def _loop(
         return Result(directory.path, summary, records, tree.to(weights, "cpu"), done)
     finally:
         engine.close()
+
+
+def _machine(device: str) -> str:
+    """What it ran on, in a few words."""
+    kind = torch.cuda.get_device_name(device) if device.startswith("cuda") else f"{processors()} processors"
+    return f"{platform.machine()}, {kind}, torch {torch.__version__}"
+
+
+def _models(algorithm: Algorithm, server: Server, engine: Engine) -> Weights:
+    """The global model, or everybody's own as ``<client>.<name>``."""
+    weights = algorithm.global_weights(server)
+    if not algorithm.personal:
+        return weights
+    own = {i: algorithm.personal_weights(state, weights) for i, state in engine.states().items()}
+    return {f"{i}.{name}": tensor for i, model in own.items() for name, tensor in model.items()}
 
 
 def _epsilons(entries: list[dict[str, Any]]) -> dict[str, float | None]:
@@ -370,8 +387,6 @@ def summarise(
     """
     experiment, last = prepared.experiment, records[-1]
     best = max(records, key=lambda record: (record["accuracy"], -record["round"]))
-    by_class = [value for value in last["accuracy_by_class"] if value is not None]
-    by_client = [value for value in last["accuracy_by_client"] if value is not None]
     return {
         "algorithm": experiment.algorithm,
         "dataset": experiment.data,
@@ -387,9 +402,7 @@ def summarise(
         "best_round": best["round"],
         "accuracy_by_class": last["accuracy_by_class"],
         "accuracy_by_client": last["accuracy_by_client"],
-        "class_variance": _variance(by_class),
-        "client_variance": _variance(by_client),
-        "worst_client_accuracy": min(by_client, default=None),
+        **{name: last[name] for name in FAIRNESS},
         "bytes_up": server.costs.bytes_up,
         "bytes_down": server.costs.bytes_down,
         "bytes_by_handler": {name: {"down": down, "up": up} for name, (down, up) in server.costs.legs.items()},
@@ -398,14 +411,10 @@ def summarise(
         "seconds_in_fit": round(server.costs.fit_seconds, 3),
         "workers": workers,
         "device": device,
+        "machine": _machine(device),
         "weights_sha256": tree.sha256(weights),
         "lost_replies": sum(len(record["lost"]) for record in records),
         "warnings": [f"round {record['round']}: {sentence}" for record in records for sentence in record["warnings"]],
         "notes": list(prepared.federation.notes),
         "privacy": server.ledger.account(experiment.delta),
     }
-
-
-def _variance(shares: list[float]) -> float | None:
-    """Population variance of percentages, as in the Fed-ZDA paper."""
-    return statistics.pvariance([100 * share for share in shares]) if shares else None

@@ -14,12 +14,12 @@ from fedfill.algorithms import Algorithm, find
 from fedfill.data.federation import Federation, federate
 from fedfill.data.samples import normalise
 from fedfill.engines import require
-from fedfill.errors import FedfillError
+from fedfill.errors import FedfillError, checked
 from fedfill.loop import Prepared
 from fedfill.models.layers import draws_from, with_streams
 from fedfill.models.networks import ModelSettings, build
 from fedfill.models.views import require_parts, weights_of
-from fedfill.settings import Experiment, checked, split_settings
+from fedfill.settings import Experiment, split_settings
 from fedfill.streams import derive, torch_stream
 
 PYTHON = "python"
@@ -67,18 +67,28 @@ def prepare(
             raise FedfillError(
                 f"{name}: found {getattr(experiment, name)} with engine={experiment.engine}; allowed with {' and '.join(others)}"
             )
+    if (kind.personal or kind.pooled) and experiment.engine == "flower":
+        raise FedfillError(
+            f"engine: found flower with algorithm={kind.name}, which is no federation of hosts; allowed: local and ray"
+        )
+    if kind.personal and experiment.engine != "local":
+        raise FedfillError(
+            f"engine: found {experiment.engine} with algorithm={kind.name}, whose personal models only the local engine evaluates; allowed: local"
+        )
     own, models = dict(experiment.settings), dict(experiment.model_settings)
     settings = checked(kind, {**kind.presets.get(experiment.data, {}), **own})
     model_settings = checked(ModelSettings, models, "model setting")
     if federation is None:
         federation = divide(experiment, data=data, partition=partition)
+    if kind.pooled:
+        federation = federation.pooled()
     if model is None:
         network: nn.Module = build(
             experiment.model,
             federation.shape,
             federation.classes,
             model_settings,
-            decoder="decoder" in kind.parts,
+            needs=settings.needs(),
             seed=derive(experiment.seed, "initial weights"),
         )
     else:
@@ -93,7 +103,7 @@ def prepare(
             )
         if any(len(client.train) for client in federation.clients):
             _require_fit(network, federation, settings.batch_size)
-    require_parts(network, kind.parts, kind.name)
+    require_parts(network, settings.needs(), kind.name)
     settings = settings.resolved(rounds=experiment.rounds, model=network, inputs=federation.sample.inputs)
     final = experiment.model_copy(
         update={
@@ -136,7 +146,8 @@ def _require_fit(model: nn.Module, federation: Federation, batch_size: int) -> N
     try:
         with torch.inference_mode():
             found = list(model.eval()(normalise(federation.test.inputs[:1])).shape)  # a lazy layer gets its shape here
-        smallest = min(federation.clients, key=lambda client: len(client.train)).train[:batch_size]
+        trained = [client.train for client in federation.clients if len(client.train)]
+        smallest = min(trained, key=len)[:batch_size]
         draws = torch.get_rng_state()
         trial = copy.deepcopy(model).train()
         with draws_from(trial, torch_stream(0, "trial")):

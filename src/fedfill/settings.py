@@ -1,11 +1,11 @@
-"""Settings: what an experiment is told, from whatever source, checked, and refused in one sentence."""
+"""Settings: what an experiment is told, from whatever source."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, TypeVar, get_args
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from fedfill.algorithms import Algorithm
 from fedfill.errors import FedfillError, did_you_mean
@@ -61,65 +61,6 @@ class Experiment(BaseModel):
     """Settings of the algorithm and its local training."""
     model_settings: dict[str, Any] = Field(default_factory=dict)
     """Settings of the built-in networks."""
-
-
-B = TypeVar("B", bound=BaseModel)
-
-
-def checked(kind: type[B], values: Mapping[str, Any], what: str = "setting") -> B:
-    """An instance of settings from values of any origin, or one sentence on what is wrong.
-
-    Args:
-        kind: Settings class.
-        values: By name; text is converted where the setting is a number or a truth value, ``none`` where it may be empty.
-        what: What an unknown name is called in the sentence.
-
-    Returns:
-        The settings.
-
-    Raises:
-        FedfillError: Where a name is unknown or a value is not allowed.
-    """
-    for name in values:
-        if name not in kind.model_fields:
-            raise FedfillError(f"{what}: unknown name '{name}'; {did_you_mean(name, kind.model_fields)}")
-    # a truth value is no number: Python and pydantic would read True as 1
-    given = {
-        name: str(value) if isinstance(value, bool) and kind.model_fields[name].annotation is not bool else value
-        for name, value in values.items()
-    }
-    try:
-        return kind(**given)
-    except ValidationError as error:
-        first = error.errors()[0]
-    name = str(first["loc"][0]) if first["loc"] else what
-    optional = name in given and type(None) in get_args(kind.model_fields[name].annotation)
-    if optional and str(given[name]).lower() == "none":
-        return checked(kind, {**given, name: None}, what)
-    raise FedfillError(f"{name}: found {first['input']!r}; allowed: {_allowed(first)}")
-
-
-def _allowed(error: Mapping[str, Any]) -> str:
-    context = error.get("ctx", {})
-    words = {
-        "greater_than": "more than {gt}",
-        "greater_than_equal": "at least {ge}",
-        "less_than": "less than {lt}",
-        "less_than_equal": "at most {le}",
-        "literal_error": "{expected}",
-        "int_parsing": "a whole number",
-        "int_type": "a whole number",
-        "int_from_float": "a whole number",
-        "float_parsing": "a number",
-        "float_type": "a number",
-        "finite_number": "a finite number",
-        "bool_parsing": "true or false",
-        "bool_type": "true or false",
-        "string_type": "text",
-        "dict_type": "a table of settings",
-    }
-    kind = str(error["type"])
-    return words[kind].format(**context) if kind in words else str(error["msg"])
 
 
 def split_settings(algorithm: type[Algorithm], values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -433,7 +433,7 @@ def test_codes_around_a_mean_have_the_noise_that_was_asked_for():
 
 
 def resolve(algorithm, rounds=5, inputs=None, **settings):
-    model = build("cnn2", (1, 8, 8), CLASSES, ModelSettings(**settings), decoder=True, seed=0)
+    model = build("cnn2", (1, 8, 8), CLASSES, ModelSettings(**settings), needs=("decoder",), seed=0)
     return algorithm.resolved(
         rounds=rounds, model=model, inputs=torch.zeros(1, 1, 8, 8, dtype=torch.uint8) if inputs is None else inputs
     )
@@ -478,7 +478,7 @@ def test_inputs_that_are_no_eight_bit_images_are_refused():
 
 
 def test_a_decoder_of_the_wrong_shape_is_refused():
-    model = build("cnn2", (1, 8, 8), CLASSES, ModelSettings(), decoder=True, seed=0)
+    model = build("cnn2", (1, 8, 8), CLASSES, ModelSettings(), needs=("decoder",), seed=0)
     model.decoder.append(torch.nn.Upsample(scale_factor=2))
     with pytest.raises(FedfillError, match="reconstruct gives images of shape"):
         FedDPMS().resolved(rounds=5, model=model, inputs=torch.zeros(1, 1, 8, 8, dtype=torch.uint8))
@@ -498,4 +498,4 @@ def test_defaults_are_the_papers_for_its_data_sets():
 
 
 def test_secondary_message_names_everything_that_crosses():
-    assert set(Secondary.__dataclass_fields__) == {"weights", "decoder", "sources", "share", "settled"}
+    assert set(Secondary.__dataclass_fields__) == {"weights", "decoder", "sources", "share", "settled", "control"}

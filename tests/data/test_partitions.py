@@ -184,7 +184,7 @@ def test_quantity_skews_sizes_and_not_labels() -> None:
     ("spec", "sentence"),
     [
         ("dirichelt:0.5", "'dirichelt:0.5' is unknown; did you mean 'dirichlet'"),
-        ("", "'' is unknown; allowed: classes, dirichlet, iid, quantity"),
+        ("", "'' is unknown; allowed: classes, dirichlet, iid, multimodal, quantity, unimodal"),
         ("iid:3", "'iid' takes no number"),
         ("dirichlet", "'dirichlet' needs a number above 0, such as 'dirichlet:0.5', but 'dirichlet' has none"),
         ("dirichlet:", "has none"),
@@ -233,12 +233,14 @@ def test_labels_must_be_a_list_of_integers(labels: NDArray[Any]) -> None:
 
 
 def test_parse_knows_every_listed_name() -> None:
-    examples = {usage: usage.replace("BETA", "0.5").replace("C", "2") for usage in NAMES}
+    examples = {usage: usage.replace("BETA", "0.5").replace("SHARES", "0.7,0.3").replace("C", "2") for usage in NAMES}
     assert [parse(example) for example in examples.values()] == [
-        ("iid", None),
-        ("dirichlet", 0.5),
-        ("classes", 2.0),
-        ("quantity", 0.5),
+        ("iid", []),
+        ("dirichlet", [0.5]),
+        ("classes", [2.0]),
+        ("unimodal", [2.0]),
+        ("multimodal", [2.0, 0.7, 0.3]),
+        ("quantity", [0.5]),
     ]
 
 

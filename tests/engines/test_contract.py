@@ -707,7 +707,7 @@ def test_one_client_is_central_training(
     start: Start, random_samples: Callable[..., Samples], make_federation: Callable[..., Federation]
 ) -> None:
     samples = random_samples(45)
-    model = build("auto", (1, 8, 8), 3, ModelSettings(), decoder=False, seed=0)
+    model = build("auto", (1, 8, 8), 3, ModelSettings(), seed=0)
     program = FedAvg(local_epochs=2, batch_size=16, lr_decay_every=1)
     server, _ = start(program, make_federation([samples]), model, seed=9)
     resident = Resident(model, CPU, prefers_channels_last(model))

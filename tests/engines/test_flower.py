@@ -54,7 +54,7 @@ class World:
     def __init__(self, name: str, folder: Path, **options: Any) -> None:
         self.federation = small_federation()
         algorithm = options.pop("algorithm", TWO[name])
-        self.net = build("cnn2", (1, 8, 8), CLASSES, ModelSettings(), decoder="decoder" in algorithm.parts, seed=0)
+        self.net = build("cnn2", (1, 8, 8), CLASSES, ModelSettings(), needs=algorithm.needs(), seed=0)
         self.algorithm = algorithm.resolved(rounds=ROUNDS, model=self.net, inputs=self.federation.sample.inputs)
         self.initial = weights_of(self.net)
         self.folder = folder

@@ -19,7 +19,7 @@ SHAPES = [(1, 8, 8), (1, 28, 28), (1, 16, 16), (3, 32, 32)]
 
 
 def make(shape: tuple[int, ...], *, name: str = "auto", decoder: bool = False, seed: int = 0, **settings: Any) -> Any:
-    return build(name, shape, 10, ModelSettings(**settings), decoder=decoder, seed=seed)
+    return build(name, shape, 10, ModelSettings(**settings), needs=("decoder",) if decoder else (), seed=seed)
 
 
 def count(module: nn.Module) -> int:

@@ -25,7 +25,7 @@ class Fixed(nn.Module):
 
 def test_loss_by_hand():
     # two images of two pixels: -1 and 1 are 0 and 1 in the decoder's range
-    batch = Batch(torch.tensor([[-1.0, 1.0], [-1.0, 1.0]]), torch.tensor([0, 1]))
+    batch = Batch(torch.tensor([[-1.0, 1.0], [-1.0, 1.0]]), torch.tensor([0, 1]), torch.arange(2))
     images = torch.tensor([[0.5, 0.5], [0.0, 1.0]])
     mu, logvar = torch.tensor([[1.0, 0.0], [0.0, 0.0]]), torch.tensor([[0.0, math.log(2.0)], [0.0, 0.0]])
     # divergences of the first code: 1/2 * 1 and 1/2 * (2 - 1 - ln 2); of the second none
@@ -44,7 +44,7 @@ def test_loss_by_hand():
 
 
 def vae(**settings):
-    return build("cnn2", (1, 8, 8), 4, ModelSettings(**settings), decoder=True, seed=0).eval()
+    return build("cnn2", (1, 8, 8), 4, ModelSettings(**settings), needs=("decoder",), seed=0).eval()
 
 
 @pytest.mark.parametrize("settings", [{}, {"width": "wide"}])

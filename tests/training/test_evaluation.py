@@ -80,7 +80,7 @@ def federation(random_samples: Callable[..., Samples], make_federation: Callable
 
 
 def evaluate(federation: Federation, workers: int, weights: Weights) -> Evaluation:
-    model = build("auto", (1, 8, 8), 3, ModelSettings(width="wide", dropout=0.5), decoder=False, seed=0)
+    model = build("auto", (1, 8, 8), 3, ModelSettings(width="wide", dropout=0.5), seed=0)
     engine = LocalEngine(FedAvg(), federation, model, weights, seed=0, device=CPU, workers=workers)
     try:
         return engine.evaluate(weights)
@@ -89,7 +89,7 @@ def evaluate(federation: Federation, workers: int, weights: Weights) -> Evaluati
 
 
 def test_figures_are_the_same_for_any_number_of_workers_and_right(federation: Federation) -> None:
-    model = build("auto", (1, 8, 8), 3, ModelSettings(width="wide", dropout=0.5), decoder=False, seed=4)
+    model = build("auto", (1, 8, 8), 3, ModelSettings(width="wide", dropout=0.5), seed=4)
     weights = weights_of(model)
     one, two, five = (evaluate(federation, workers, weights) for workers in (1, 2, 5))
     assert one == two == five

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from fedfill.algorithms import Algorithm
+from fedfill.algorithms import Composable
 from fedfill.engines.contract import Client, Message, Server, client_handler
 from fedfill.privacy.ledger import unbounded
 from fedfill.tree import Weights
@@ -14,25 +13,37 @@ from fedfill.tree import Weights
 
 @dataclass(frozen=True)
 class Broadcast(Message):
-    """Server to client: the global model."""
+    """Server to client: the global model, and what the local objective needs beside it."""
 
     weights: Weights
+    control: Weights | None = None
 
 
 @dataclass(frozen=True)
 class Update(Message):
-    """Client to server: the trained model and the number of samples behind it."""
+    """Client to server: the trained model and the number of samples behind it.
+
+    Attributes:
+        weights: As the aggregation wants them; FedAvg takes the trained tensors as they are.
+        samples: Number of samples behind them.
+        scale: A number of the aggregation's.
+        control: What the local objective sends beside the model.
+    """
 
     declared: ClassVar = {
         "weights": unbounded("model update, sent as it is"),
         "samples": unbounded("number of samples, sent as it is"),
+        "scale": unbounded("a number of the local training, sent as it is"),
+        "control": unbounded("correction of the local training, sent as it is"),
     }
 
     weights: Weights
     samples: int
+    scale: float | None = None
+    control: Weights | None = None
 
 
-class FedAvg(Algorithm):
+class FedAvg(Composable):
     """The weighted average of models that clients trained on their own data (algorithm 1)."""
 
     name = "fedavg"
@@ -40,27 +51,20 @@ class FedAvg(Algorithm):
     weighting: Literal["samples", "uniform"] = "samples"
     """Weights of the average: each client's number of samples, or all equal."""
 
+    @property
+    def by(self) -> str | None:
+        """Samples, or nothing."""
+        return "samples" if self.weighting == "samples" else None
+
     def round(self, server: Server, t: int) -> None:
         """Select a cohort, train on each client, average."""
-        server.state.weights = self.average(server, server.select(t))
-
-    def average(self, server: Server, cohort: Sequence[int]) -> Weights:
-        """The average of the models that a cohort trains from the global one.
-
-        Args:
-            server: What the algorithm sees.
-            cohort: Clients to call.
-
-        Returns:
-            Weights of the whole model.
-        """
-        weights = server.state.weights
-        by = "samples" if self.weighting == "samples" else None
-        _, mean = server.average(cohort, self.train, Broadcast(weights), of={"weights": weights}, by=by)
-        return mean["weights"]
+        state = server.state
+        message = Broadcast(state.weights, self.objective_of.down(server))
+        _, mean = self.gather(server, server.select(t), self.train, message, state.weights)
+        state.weights = mean["weights"]
 
     @client_handler
     async def train(self, client: Client, message: Broadcast) -> Update:
         """ClientUpdate: local epochs from the global model."""
-        fitted = await client.fit(message.weights, self.loss, self.training(client.round))
-        return Update(fitted.weights, len(client.data))
+        done = await self.contribute(client, message.weights, message.control, self.loss)
+        return Update(done.weights, done.samples, done.scale, done.control)

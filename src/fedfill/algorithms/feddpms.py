@@ -17,11 +17,11 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from fedfill.algorithms import Algorithm
+from fedfill.algorithms import Composable, Contribution
 from fedfill.data.samples import Batch, Samples, normalise
 from fedfill.engines.contract import Client, Message, Server, client_handler
 from fedfill.errors import FedfillError
-from fedfill.models.views import part
+from fedfill.models.views import part, rest
 from fedfill.privacy.accountant import mean_sensitivity
 from fedfill.privacy.ledger import gaussian, public, unbounded
 from fedfill.synthesis.vae import Bound, Reconstruction, accepted_codes, class_means, decode, latent_size, vae_loss
@@ -30,6 +30,8 @@ from fedfill.tree import Record, Tree, Weights
 
 UPDATE = unbounded("model update, sent as it is")
 SIZE = unbounded("number of samples, sent as it is")
+SCALE = unbounded("a number of the local training, sent as it is")
+CONTROL = unbounded("correction of the local training, sent as it is")
 FOLLOWS = public("follows from what the server holds")
 
 
@@ -54,17 +56,26 @@ class Preliminary(Message):
 
     weights: Weights
     upload_decoder: bool
+    control: Weights | None = None
 
 
 @dataclass(frozen=True)
 class PreliminaryReply(Message):
     """Client to server: the trained parts; the decoder in the last preliminary round."""
 
-    declared: ClassVar = {"weights": UPDATE, "samples": SIZE, "decoder": unbounded("local decoder, sent as it is")}
+    declared: ClassVar = {
+        "weights": UPDATE,
+        "samples": SIZE,
+        "decoder": unbounded("local decoder, sent as it is"),
+        "scale": SCALE,
+        "control": CONTROL,
+    }
 
     weights: Weights
     samples: int
     decoder: Weights | None
+    scale: float | None = None
+    control: Weights | None = None
 
 
 @dataclass(frozen=True)
@@ -91,6 +102,7 @@ class Secondary(Message):
         sources: What the client's assistants shared.
         share: Whether the client is not in A yet.
         settled: Whether it is in A and in B: then it needs w_d no more.
+        control: What the local objective needs beside the model.
     """
 
     weights: Weights
@@ -98,6 +110,7 @@ class Secondary(Message):
     sources: list[Shared]
     share: bool
     settled: bool
+    control: Weights | None = None
 
 
 @dataclass(frozen=True)
@@ -112,11 +125,15 @@ class SecondaryReply(Message):
         counts: Codes of each class.
         codes: Z_i, ``[sum(counts), l]``.
         acceptance: Rows [class, accepted, drawn] of every filter that ran here.
+        scale: A number of the aggregation's.
+        control: What the local objective sends beside the model.
     """
 
     declared: ClassVar = {
         "weights": UPDATE,
         "samples": SIZE,
+        "scale": SCALE,
+        "control": CONTROL,
         "benefited": public("acknowledges a download"),
         "classes": unbounded("the n most abundant classes, exact"),
     }
@@ -128,9 +145,11 @@ class SecondaryReply(Message):
     counts: list[int] | None
     codes: Tensor | None
     acceptance: list[list[int]]
+    scale: float | None = None
+    control: Weights | None = None
 
 
-class FedDPMS(Algorithm):
+class FedDPMS(Composable):
     """Clients share noisy means of latent codes; others decode from them the classes that they lack."""
 
     name = "feddpms"
@@ -165,8 +184,8 @@ class FedDPMS(Algorithm):
     """How codes are bounded before the mean: to [0, 1] (sigmoid), by clipping their norm (clip), or not at all (none); auto: sigmoid where the network has one, else none."""
     latent_clip: float = Field(default=1.0, gt=0, allow_inf_nan=False)
     """Norm to which latent_bound=clip clips a code."""
-    mechanism: Literal["paper", "public_filter", "single_release", "prior"] = "paper"
-    """What is shared: filtered noisy copies (paper), all judged by the public global model (public_filter), one noisy mean a class (single_release), or no means at all (prior)."""
+    mechanism: Literal["paper", "public_filter", "single_release", "prior", "none"] = "paper"
+    """What is shared: filtered noisy copies (paper), all judged by the public global model (public_filter), one noisy mean a class (single_release), class names alone, whose codes are drawn from a prior (prior), or nothing (none)."""
     release_sigma: float = Field(default=1.0, gt=0, allow_inf_nan=False)
     """Noise on the one mean of single_release, at most sigma; recipients add the rest."""
     max_candidates: int | None = Field(default=None, ge=1)
@@ -227,7 +246,8 @@ class FedDPMS(Algorithm):
     def server_state(self, initial: Weights) -> dict[str, Tree]:
         """Global encoder and classifier, w_d, A with C and Z (`shared`), and B (`benefited`)."""
         return {
-            "weights": part(initial, "encoder", "classifier"),
+            **super().server_state(initial),
+            "weights": rest(initial, "decoder"),
             "decoder": part(initial, "decoder") if self.decoder_sync == "every" else None,
             "shared": {},
             "benefited": [],
@@ -235,7 +255,8 @@ class FedDPMS(Algorithm):
 
     def client_state(self) -> dict[str, Tree]:
         """Local decoder (preliminary), local model (share_at=preliminary_end), w_d, and the synthetic set."""
-        return {"local_decoder": None, "local_weights": None, "decoder": None, "synthetic": None}
+        empty = {"local_decoder": None, "local_weights": None, "decoder": None, "synthetic": None}
+        return {**super().client_state(), **empty}
 
     def global_weights(self, server: Server) -> Weights:
         """Encoder and classifier, with the global decoder once there is one."""
@@ -256,16 +277,17 @@ class FedDPMS(Algorithm):
         every = self.decoder_sync == "every"
         weights = {**server.state.weights, **(server.state.decoder if every else {})}
         upload = last or every
-        replies, mean = server.average(
-            server.select(t), self.preliminary_client, Preliminary(weights, upload),
-            of={"weights": server.state.weights, "decoder": part(server.initial, "decoder")}, by="samples",
+        replies, mean = self.gather(
+            server, server.select(t), self.preliminary_client,
+            Preliminary(weights, upload, self.objective_of.down(server)),
+            server.state.weights, beside={"decoder": part(server.initial, "decoder")},
         )  # fmt: skip
         server.state.weights = mean["weights"]
         if upload:
             if "decoder" not in mean:
                 raise FedfillError("feddpms: no client sent its decoder, so there is none to synthesise with")
             server.state.decoder = mean["decoder"]
-        if last and self.share_at == "preliminary_end":
+        if last and self.share_at == "preliminary_end" and self.mechanism != "none":
             message = Secondary(server.state.weights, server.state.decoder, [], share=True, settled=False)
             self.collect(server, server.call(list(replies), self.share_client, message))
 
@@ -273,12 +295,15 @@ class FedDPMS(Algorithm):
     async def preliminary_client(self, client: Client, message: Preliminary) -> PreliminaryReply:
         """Train the whole VAE; the decoder stays here until the last preliminary round."""
         decoder = part(message.weights, "decoder") or client.state.local_decoder or part(client.initial, "decoder")
-        fitted = await client.fit({**message.weights, **decoder}, self.preliminary_loss, self.training(client.round))
-        weights, decoder = part(fitted.weights, "encoder", "classifier"), part(fitted.weights, "decoder")
+        done = await self.contribute(
+            client, rest(message.weights, "decoder"), message.control, self.preliminary_loss, beside=decoder
+        )
+        decoder = part(done.trained, "decoder")
         client.state.local_decoder = None if message.upload_decoder else decoder
         if self.share_at == "preliminary_end" and client.round == self.preliminary_rounds - 1:  # type: ignore[operator]
-            client.state.local_weights = weights
-        return PreliminaryReply(weights, len(client.data), decoder if message.upload_decoder else None)
+            client.state.local_weights = rest(done.trained, "decoder")
+        sent = decoder if message.upload_decoder else None
+        return PreliminaryReply(done.weights, done.samples, sent, done.scale, done.control)
 
     def preliminary_loss(self, model: nn.Module, batch: Batch, context: Context) -> Tensor:
         """l1 + lambda (l2 + l3), section 3.2."""
@@ -291,19 +316,19 @@ class FedDPMS(Algorithm):
         state = server.state
         cohort = server.select(t)
         sources = self.matching(server, [i for i in cohort if i not in state.benefited])
+        control = self.objective_of.down(server)
         messages = {
             i: Secondary(
                 state.weights,
                 state.decoder if self.needs_decoder(server, i, recipient=i in sources) else None,
                 [state.shared[j] for j in sources.get(i, [])],
-                share=i not in state.shared,
+                share=self.mechanism != "none" and i not in state.shared,
                 settled=i in state.shared and i in state.benefited,
+                control=control,
             )
             for i in cohort
         }
-        replies, mean = server.average(
-            cohort, self.secondary_client, messages, of={"weights": state.weights}, by="samples"
-        )
+        replies, mean = self.gather(server, cohort, self.secondary_client, messages, state.weights)
         self.collect(server, replies)
         state.weights = mean.get("weights", state.weights)
 
@@ -363,16 +388,15 @@ class FedDPMS(Algorithm):
                 client.state.synthetic = synthetic
 
         data = client.data + client.state.synthetic
-        fitted = await client.fit(
-            message.weights, self.loss, self.training(client.round), data=data, samples_per_epoch=len(client.data)
+        done = await self.contribute(
+            client, message.weights, message.control, self.loss, data=data, samples_per_epoch=len(client.data)
         )
 
         shared: Shared | None = None
         if message.share:
-            shared, tried = self.dpms(client, message.weights, fitted.weights)
+            shared, tried = self.dpms(client, message.weights, done.trained)
             acceptance = acceptance + tried
-        benefited = client.state.synthetic is not None
-        return self.reply(client, fitted.weights, len(data), benefited, shared, acceptance)
+        return self.reply(client, done, shared, acceptance)
 
     def loss(self, model: nn.Module, batch: Batch, context: Context) -> Tensor:
         """l1 alone: the cross-entropy of the secondary phase."""
@@ -386,7 +410,7 @@ class FedDPMS(Algorithm):
         client.state.decoder = message.decoder
         shared, acceptance = self.dpms(client, message.weights, client.state.local_weights)
         client.state.local_weights = None
-        return self.reply(client, None, 0, False, shared, acceptance)
+        return self.reply(client, None, shared, acceptance)
 
     # Data synthesis
 
@@ -535,24 +559,22 @@ class FedDPMS(Algorithm):
     # What both sides of the sharing keep
 
     def reply(
-        self,
-        client: Client,
-        weights: Weights | None,
-        samples: int,
-        benefited: bool,
-        shared: Shared | None,
-        acceptance: list[list[int]],
+        self, client: Client, done: Contribution | None, shared: Shared | None, acceptance: list[list[int]]
     ) -> SecondaryReply:
         """A reply, with what was shared in fields of their own so that each is declared on its own."""
-        if shared is None:
-            # what was declared for the codes stays: that none was accepted tells as much as sending the candidates would
-            if "codes" not in client.releases:
-                client.release("acceptance", FOLLOWS)
-            return SecondaryReply(weights, samples, benefited, None, None, None, acceptance)
-        if self.mechanism == "prior":
+        classes, counts, codes = (shared.classes, shared.counts, shared.codes) if shared else (None, None, None)
+        if shared is None and "codes" not in client.releases:
+            # otherwise what was declared for the codes stays: that none was accepted tells as much as sending the candidates
+            client.release("acceptance", FOLLOWS)
+        if shared is not None and self.mechanism == "prior":
             for name in ("counts", "codes", "acceptance"):
                 client.release(name, public("holds nothing of the client's data"))
-        return SecondaryReply(weights, samples, benefited, shared.classes, shared.counts, shared.codes, acceptance)
+        if done is None:
+            return SecondaryReply(None, 0, False, classes, counts, codes, acceptance)
+        benefited = client.state.synthetic is not None
+        return SecondaryReply(
+            done.weights, done.samples, benefited, classes, counts, codes, acceptance, done.scale, done.control
+        )
 
     def flaw(self, server: Server, reply: SecondaryReply) -> str | None:
         """Why what a client shares makes no sense: other clients would decode it, and take their labels from it."""

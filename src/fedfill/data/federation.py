@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +67,19 @@ class Federation:
         """One sample of nothing, with the type and shape of all others."""
         inputs = self.test.inputs
         return Samples(torch.zeros(1, *inputs.shape[1:], dtype=inputs.dtype), torch.zeros(1, dtype=torch.int64))
+
+    def pooled(self) -> Federation:
+        """The same data in one place: client 0 holds all training samples, everybody keeps its own test split."""
+        train = self.clients[0].train
+        every = Samples(
+            *(
+                torch.cat(tensors)
+                for tensors in zip(*((c.train.inputs, c.train.labels) for c in self.clients), strict=True)
+            )
+        )
+        clients = tuple(ClientData(every if not i else train[:0], c.test) for i, c in enumerate(self.clients))
+        note = "The training samples of all clients are pooled."
+        return replace(self, clients=clients, notes=(*self.notes, note))
 
     @property
     def counts(self) -> list[list[int]]:

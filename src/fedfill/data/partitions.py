@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -22,6 +23,8 @@ NAMES = {
     "iid": "clients of equal size, labels at random",
     "dirichlet:BETA": "label skew: each class is divided by a draw from Dirichlet(BETA); a smaller BETA is more skewed",
     "classes:C": "label skew: every client holds at most C classes, in C pieces of one class each",
+    "unimodal:C": "label skew: shards of one class and of nearly one size, C of them for each client (McMahan et al.)",
+    "multimodal:C:SHARES": "label skew: groups of clients, of these SHARES (0.8,0.2), with groups of classes and unimodal:C in each",
     "quantity:BETA": "size skew: clients' sizes are a draw from Dirichlet(BETA), labels at random",
 }
 """The partitions that a spec can name, with one line for people."""
@@ -181,6 +184,111 @@ def _spread(pieces: int, sizes: Indices, rng: np.random.Generator) -> Indices:
     return given
 
 
+def unimodal(labels: NDArray[Any], clients: int, seed: int, count: int) -> list[Indices]:
+    """Label skew by shards: the data sorted by label are cut into ``clients * count`` shards, and each client gets `count`.
+
+    McMahan et al.'s partition, which the Fed-ZDA paper calls unimodal, but for one point: their shards have one size and
+    may straddle two classes. Here each class has shards in proportion to its size, so that their sizes differ a little
+    and no shard straddles: every client holds at most `count` classes.
+
+    Args:
+        labels: ``[n]`` integers.
+        clients: How many clients.
+        seed: The experiment's seed.
+        count: Shards per client, 1 to the number of classes that occur.
+
+    Returns:
+        One sorted int64 index array per client.
+
+    Raises:
+        FedfillError: Where `count` is out of range, or there are fewer shards than classes or samples than shards.
+    """
+    labels = _checked(labels, clients)
+    _check_shards(f"partition 'unimodal:{count}'", labels, clients, count)
+    return _deal(labels, clients, count, numpy_stream(seed, "partition"))
+
+
+def multimodal(
+    labels: NDArray[Any], clients: int, seed: int, count: int, shares: Sequence[float] = (0.8, 0.2)
+) -> list[Indices]:
+    """Subpopulations of unequal size: classes fall into groups, clients into groups with these shares, shards in each.
+
+    The Fed-ZDA paper names the partition without defining it. Here the classes in their order are cut into as many groups
+    as there are shares, of nearly equal numbers; each group of clients divides its group of classes as `unimodal` does.
+    All clients have nearly one size: that of the group with the fewest samples per client, so that a small group of
+    clients leaves samples of its classes out, and its classes are rare in the whole federation.
+
+    Args:
+        labels: ``[n]`` integers.
+        clients: How many clients, at least one for each share.
+        seed: The experiment's seed.
+        count: Shards per client, 1 to the number of classes in the smallest group.
+        shares: Of the clients, above 0, with a sum of 1.
+
+    Returns:
+        One sorted int64 index array per client, group after group.
+
+    Raises:
+        FedfillError: Where an argument is out of range, or a group has fewer shards than classes or samples than shards.
+    """
+    labels = _checked(labels, clients)
+    spec = f"partition 'multimodal:{count}:{','.join(f'{share:g}' for share in shares)}'"
+    present = np.unique(labels)
+    if any(not share > 0 for share in shares) or not math.isclose(sum(shares), 1, abs_tol=1e-6):
+        raise FedfillError(f"{spec}: the shares must be above 0 and sum to 1, and these sum to {sum(shares):g}")
+    if len(shares) > min(clients, len(present)):
+        raise FedfillError(
+            f"{spec}: {len(shares)} groups need as many clients and classes, and there are {clients:,} and {len(present)}"
+        )
+    ends = np.rint(np.cumsum(shares) * clients).astype(np.int64)
+    sizes = np.diff(ends, prepend=0)
+    if sizes.min() < 1:
+        raise FedfillError(f"{spec}: of {clients:,} clients a group would have none; use larger shares or more clients")
+    groups = np.array_split(present, len(shares))
+    members = [np.flatnonzero(np.isin(labels, group)) for group in groups]
+    for own, size in zip(members, sizes, strict=True):
+        _check_shards(spec, labels[own], int(size), count)
+    each = min(len(own) // int(size) for own, size in zip(members, sizes, strict=True))
+    rng = numpy_stream(seed, "partition")
+    dealt: list[Indices] = []
+    for own, size in zip(members, sizes, strict=True):
+        # a stratified share of the group's samples, so that its classes keep their proportions
+        kept = own[hold_out(labels[own], 1 - each * int(size) / len(own), rng)[0]]
+        dealt += [kept[part] for part in _deal(labels[kept], int(size), count, rng)]
+    return dealt
+
+
+def _check_shards(spec: str, labels: Indices, clients: int, count: int) -> None:
+    present, shards = len(np.unique(labels)), clients * count
+    if not 1 <= count <= present:
+        raise FedfillError(f"{spec}: a client can hold 1 to {present} of the {present} classes that it draws from")
+    if shards < present:
+        raise FedfillError(
+            f"{spec}: {clients} clients make {shards} shards, too few for {present} classes; use more classes per client or more clients"
+        )
+    if shards > len(labels):
+        raise FedfillError(
+            f"{spec}: {clients:,} clients need {shards:,} shards, but there are only {len(labels):,} samples"
+        )
+
+
+def _deal(labels: Indices, clients: int, count: int, rng: np.random.Generator) -> list[Indices]:
+    """Shards in proportion to the classes, at least one of each, dealt at random."""
+    present, sizes = np.unique(labels, return_counts=True)
+    shards = clients * count
+    # the highest averages (Sainte-Lague): as many shards as asked for, none of them empty
+    number = np.ones(len(present), np.int64)
+    while number.sum() < shards:
+        number[np.argmax(np.where(number < sizes, sizes / (2 * number + 1), 0))] += 1
+    cut = [
+        shard
+        for label, pieces in zip(present, number, strict=True)
+        for shard in np.array_split(rng.permutation(np.flatnonzero(labels == label)), pieces)
+    ]
+    hands = rng.permutation(shards).reshape(clients, count)
+    return [np.sort(np.concatenate([cut[shard] for shard in hand])) for hand in hands]
+
+
 def quantity(labels: NDArray[Any], clients: int, seed: int, beta: float, min_samples: int = 10) -> list[Indices]:
     """Size skew: clients' shares of the data are one draw from Dir(beta, ..., beta), the samples come at random.
 
@@ -212,17 +320,17 @@ def quantity(labels: NDArray[Any], clients: int, seed: int, beta: float, min_sam
     )
 
 
-def parse(spec: str) -> tuple[str, float | None]:
-    """A spec's name and number, checked as far as that goes without data.
+def parse(spec: str) -> tuple[str, list[float]]:
+    """A spec's name and numbers, checked as far as that goes without data.
 
     Args:
-        spec: For example ``"iid"`` or ``"dirichlet:0.5"``.
+        spec: For example ``"iid"``, ``"dirichlet:0.5"`` or ``"multimodal:2:0.8,0.2"``.
 
     Returns:
-        The name, and the number or None for ``iid``.
+        The name, and its numbers: none for ``iid``; for ``multimodal`` the classes per client and then the shares.
 
     Raises:
-        FedfillError: Where the name is unknown, or the number missing, malformed or out of range.
+        FedfillError: Where the name is unknown, or a number missing, malformed or out of range.
     """
     name, colon, text = spec.strip().partition(":")
     known = {usage.partition(":")[0]: usage for usage in NAMES}
@@ -231,27 +339,32 @@ def parse(spec: str) -> tuple[str, float | None]:
     if name == "iid":
         if colon:
             raise FedfillError(f"partition: 'iid' takes no number, but '{spec}' was given")
-        return name, None
-    what, example = (
-        ("a whole number of classes, 1 or more", "classes:2")
-        if name == "classes"
-        else ("a number above 0", f"{name}:0.5")
-    )
+        return name, []
+    whole = name in ("classes", "unimodal", "multimodal")
+    example = f"{name}:2" if whole else f"{name}:0.5"
+    what = "a whole number of classes, 1 or more" if whole else "a number above 0"
+    text, colon, rest = text.partition(":") if name == "multimodal" else (text, "", "")
     try:
-        number = float(int(text)) if name == "classes" else float(text)
+        number = float(int(text)) if whole else float(text)
     except ValueError:
         found = f"'{spec}' has '{text}'" if text else f"'{spec}' has none"
         raise FedfillError(f"partition: '{name}' needs {what}, such as '{example}', but {found}") from None
     if not (0 < number < math.inf):
         raise FedfillError(f"partition: '{name}' needs {what}, but '{spec}' has {text}")
-    return name, number
+    try:
+        shares = [float(share) for share in rest.split(",")] if colon else []
+    except ValueError:
+        raise FedfillError(
+            f"partition: '{name}' takes shares of the clients, such as '{name}:2:0.8,0.2', but '{spec}' has '{rest}'"
+        ) from None
+    return name, [number, *shares]
 
 
 def partition(spec: str, labels: NDArray[Any], clients: int, seed: int) -> list[Indices]:
     """The partition that a spec names; see `NAMES`.
 
     Args:
-        spec: ``iid``, ``dirichlet:BETA``, ``classes:C`` or ``quantity:BETA``.
+        spec: Such as ``iid``, ``dirichlet:BETA`` or ``classes:C``.
         labels: ``[n]`` integers.
         clients: How many clients.
         seed: The experiment's seed.
@@ -262,14 +375,15 @@ def partition(spec: str, labels: NDArray[Any], clients: int, seed: int) -> list[
     Raises:
         FedfillError: Where the spec is malformed or can't be met with these samples and clients.
     """
-    name, number = parse(spec)
-    if number is None:
+    name, numbers = parse(spec)
+    if name == "iid":
         return iid(labels, clients, seed)
-    if name == "dirichlet":
-        return dirichlet(labels, clients, seed, number)
-    if name == "classes":
-        return classes(labels, clients, seed, int(number))
-    return quantity(labels, clients, seed, number)
+    if name in ("dirichlet", "quantity"):
+        return {"dirichlet": dirichlet, "quantity": quantity}[name](labels, clients, seed, numbers[0])
+    count = int(numbers[0])
+    if name == "multimodal":
+        return multimodal(labels, clients, seed, count, numbers[1:] or (0.8, 0.2))
+    return {"classes": classes, "unimodal": unimodal}[name](labels, clients, seed, count)
 
 
 def from_partitioner(partitioner: Partitioner, labels: NDArray[Any]) -> list[Indices]:

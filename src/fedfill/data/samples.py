@@ -67,10 +67,12 @@ class Batch:
     Attributes:
         inputs: Normalised, ``[b, ...]`` float32.
         labels: ``[b]`` int64.
+        index: Positions of these samples in the training data, ``[b]`` int64.
     """
 
     inputs: Tensor
     labels: Tensor
+    index: Tensor
 
 
 def normalise(inputs: Tensor) -> Tensor:

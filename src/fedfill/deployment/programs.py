@@ -22,11 +22,11 @@ from fedfill.data.hosts import Task, load_host
 from fedfill.engines import flower
 from fedfill.engines.contract import Engine
 from fedfill.engines.local import choose_device
-from fedfill.errors import FedfillError, did_you_mean
+from fedfill.errors import FedfillError, checked, did_you_mean
 from fedfill.loop import Prepared, execute
 from fedfill.preparation import PYTHON, divide, prepare
 from fedfill.runs.directory import RunDirectory, read_toml, write_atomically
-from fedfill.settings import Experiment, checked
+from fedfill.settings import Experiment
 
 log = logging.getLogger("fedfill")
 

@@ -222,11 +222,11 @@ class Average:
 
     Attributes:
         shapes: By field, the type and shape of every tensor that it has to hold.
-        by: The field with a reply's weight; None: all weigh the same.
+        by: By field, the field with a reply's weight; where there is none, all weigh the same.
     """
 
     shapes: Mapping[str, Mapping[str, tuple[torch.dtype, tuple[int, ...]]]]
-    by: str | None
+    by: Mapping[str, str]
 
     def take(self, reply: Message) -> tuple[Message, dict[str, Mean]]:
         """Part a reply into what is averaged and what is not.
@@ -240,11 +240,12 @@ class Average:
         Raises:
             ValueError: Where a field doesn't hold the tensors that it should, or the weight is none.
         """
-        weight = 1.0 if self.by is None else getattr(reply, self.by)
-        if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight <= HEAVIEST:
-            raise ValueError(f"'{self.by}' of the reply is {str(weight)[:20]}, and a weight is a number from 0 to 2^53")
         means: dict[str, Mean] = {}
         for name, shapes in self.shapes.items():
+            by = self.by.get(name)
+            weight = 1.0 if by is None else getattr(reply, by)
+            if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight <= HEAVIEST:
+                raise ValueError(f"'{by}' of the reply is {str(weight)[:20]}, and a weight is a number from 0 to 2^53")
             tensors = getattr(reply, name)
             if tensors is None:
                 continue
@@ -494,7 +495,7 @@ class Server:
         messages: Message | Mapping[int, Message],
         *,
         of: Mapping[str, Weights],
-        by: str | None,
+        by: str | Mapping[str, str] | None,
     ) -> tuple[dict[int, Any], dict[str, Weights]]:
         """Like `call`, for replies of which the server needs some fields only as a weighted mean.
 
@@ -506,7 +507,8 @@ class Server:
             handler: A method of the algorithm that is marked with `client_handler`.
             messages: One message for all, or one for each client of the cohort.
             of: The fields, each with tensors that have the names, types and shapes that every reply's must have.
-            by: The field with a reply's weight, such as ``"samples"``; None: all weigh the same.
+            by: The field with a reply's weight, such as ``"samples"``, for all of them or for each; None, and a field
+                without one: all replies weigh the same.
 
         Returns:
             The good replies as from `call`, with None in these fields; and the mean of each field that a reply held.
@@ -515,12 +517,14 @@ class Server:
             ContractError: Where the algorithm broke the contract, or a handler raised on every client.
             FedfillError: Where too few replies are left.
         """
-        spec = Average({name: shapes_of(tensors) for name, tensors in of.items()}, by)
+        weighed = dict.fromkeys(of, by) if isinstance(by, str) else by or {}
+        spec = Average({name: shapes_of(tensors) for name, tensors in of.items()}, weighed)
         replies, means = self._call(cohort, handler, messages, spec)
-        if not all(mean.weight > 0 for mean in means.values()):
-            raise FedfillError(
-                f"engine: every reply to '{handler.__name__}' weighs nothing in '{by}', so there is no mean"
-            )
+        for name, mean in means.items():
+            if not mean.weight > 0:
+                raise FedfillError(
+                    f"engine: every reply to '{handler.__name__}' weighs nothing in '{weighed[name]}', so there is no mean"
+                )
         return replies, {name: mean.tensors for name, mean in means.items()}
 
     def _call(

@@ -19,7 +19,7 @@ from fedfill.engines.host import Host, make_resident, warm_up
 from fedfill.errors import FedfillError
 from fedfill.privacy.ledger import Release
 from fedfill.training.aggregation import group_of
-from fedfill.training.evaluation import CHUNK, Evaluation, Scored, gather, score
+from fedfill.training.evaluation import CHUNK, Evaluation, Scored, gather, gather_personal, score, score_all
 from fedfill.training.local import Resident
 from fedfill.tree import Tree, Weights
 
@@ -91,6 +91,7 @@ class LocalEngine:
         warm_up()
         self._residents = [make_resident(template, device) for _ in range(self.workers)]
         self._pool = ThreadPoolExecutor(self.workers, "fedfill", initializer=torch.set_num_threads, initargs=(1,))
+        self._program = program
         self._classes = federation.classes
         self._data = [client.train.to(device) for client in federation.clients]
         self._test = federation.test.to(device)
@@ -151,8 +152,11 @@ class LocalEngine:
             weights: Of the whole model.
 
         Returns:
-            Accuracies and losses.
+            Accuracies and losses; of an algorithm with personal models those of every client's own model on its own test
+            split, and the means of all of them on the test set.
         """
+        if getattr(self._program, "personal", False):
+            return self._evaluate_personal(weights)
         chunks = [(data, start) for data in (self._test, self._own) for start in range(0, len(data), CHUNK)]
         queue = deque(enumerate(chunks))
         scored: dict[int, Scored] = {}
@@ -169,6 +173,25 @@ class LocalEngine:
         self._run(work, queue, len(chunks))
         ordered = [scored[k] for k in range(len(chunks))]
         return gather(ordered, self._test.labels, self._classes, self._owners, len(self._data))
+
+    def _evaluate_personal(self, weights: Weights) -> Evaluation:
+        queue = deque(range(len(self._data)))
+        scored: dict[int, tuple[Scored, Scored]] = {}
+        ends = torch.bincount(self._owners, minlength=len(self._data)).cumsum(0).tolist()
+
+        def work(resident: Resident) -> None:
+            while queue:
+                try:
+                    i = queue.popleft()
+                except IndexError:
+                    return
+                resident.load(self._program.personal_weights(self._states.get(i) or {}, weights))
+                own = self._own[ends[i - 1] if i else 0 : ends[i]]
+                scored[i] = score_all(resident, self._test), score_all(resident, own)
+
+        self._run(work, queue, len(self._data))
+        ordered = [scored[i] for i in range(len(self._data))]
+        return gather_personal(ordered, self._test.labels, self._classes)
 
     def states(self) -> dict[int, Tree]:
         """The committed states of the clients that have one."""

@@ -96,6 +96,17 @@ def with_streams(model: nn.Module) -> nn.Module:
 
 
 @contextmanager
+def output_of(module: nn.Module) -> Iterator[list[Tensor]]:
+    """Collect what a module returns each time that it is called for a while, so that nothing is computed twice."""
+    seen: list[Tensor] = []
+    hook = module.register_forward_hook(lambda _module, _inputs, output: seen.append(output))
+    try:
+        yield seen
+    finally:
+        hook.remove()
+
+
+@contextmanager
 def draws_from(model: nn.Module, generator: torch.Generator) -> Iterator[None]:
     """Let the random layers of `model` draw from `generator` for a while."""
     layers = [layer for layer in model.modules() if isinstance(layer, Dropout | Gaussian)]

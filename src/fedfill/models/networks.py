@@ -4,6 +4,7 @@ Both have the same named parts, so that a baseline and FedDPMS share every tenso
 
 * ``encoder``: convolutional trunk and latent layer (``encoder.mu``; with a decoder also ``encoder.logvar``),
 * ``classifier``: latent code to class scores,
+* ``projection``: a head between the two, as in MOON; only where an algorithm or the user asks for it,
 * ``decoder``: latent code to an image with values in (0, 1); only where an algorithm asks for it.
 
 Widths: ``paper`` follows the tables (convolution, ReLU); ``wide`` the widths of the authors' program (convolution,
@@ -12,6 +13,7 @@ PReLU, batch norm, dropout).
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Literal
 
 import torch
@@ -41,6 +43,8 @@ class ModelSettings(BaseModel):
     """Activation of the latent layer of every network; the paper puts a sigmoid into all of them."""
     dropout: float | None = Field(default=None, ge=0, lt=1)
     """Dropout of the wide networks; none: 0.2 for colour, 0 for grey, as in the authors' program."""
+    projection: int | None = Field(default=None, ge=1, le=4096)
+    """Size of a projection head between latent layer and classifier (MOON's network); none: no head, or 256 where the algorithm needs one."""
 
 
 class Encoder(nn.Module):
@@ -77,17 +81,23 @@ class Classifier(nn.Module):
 
     Args:
         encoder: Maps images to latent means.
-        classifier: Maps latent codes ``[b, l]`` to class scores ``[b, classes]``.
+        classifier: Maps latent codes ``[b, l]``, or what the projection makes of them, to class scores ``[b, classes]``.
+        projection: Maps latent codes to ``[b, d]``; None: there is no head between encoder and classifier.
     """
 
-    def __init__(self, encoder: Encoder, classifier: nn.Module) -> None:
+    def __init__(self, encoder: Encoder, classifier: nn.Module, projection: nn.Module | None = None) -> None:
         super().__init__()
         self.encoder = encoder
+        self.projection = projection
         self.classifier = classifier
 
     def forward(self, x: Tensor) -> Tensor:
         """Class scores ``[b, classes]`` from the latent means."""
-        return self.classifier(self.encoder(x))  # type: ignore[no-any-return]
+        return self.scores(self.encoder(x))
+
+    def scores(self, z: Tensor) -> Tensor:
+        """Class scores ``[b, classes]`` of latent codes ``[b, l]``."""
+        return self.classifier(z if self.projection is None else self.projection(z))  # type: ignore[no-any-return]
 
 
 class VAEClassifier(Classifier):
@@ -97,10 +107,13 @@ class VAEClassifier(Classifier):
         encoder: With a logvar head.
         classifier: Maps latent codes to class scores.
         decoder: Maps latent codes ``[b, l]`` to images in (0, 1), ``[b, channels, side, side]``.
+        projection: As in `Classifier`.
     """
 
-    def __init__(self, encoder: Encoder, classifier: nn.Module, decoder: nn.Module) -> None:
-        super().__init__(encoder, classifier)
+    def __init__(
+        self, encoder: Encoder, classifier: nn.Module, decoder: nn.Module, projection: nn.Module | None = None
+    ) -> None:
+        super().__init__(encoder, classifier, projection)
         self.decoder = decoder
         self.draw = Gaussian()
 
@@ -115,11 +128,11 @@ class VAEClassifier(Classifier):
         """
         mu, logvar = self.encoder.distribution(x)
         z = self.draw(mu, logvar)  # [b, l]
-        return self.classifier(z), self.decoder(z), mu, logvar
+        return self.scores(z), self.decoder(z), mu, logvar
 
     def sampled_scores(self, x: Tensor) -> Tensor:
         """Class scores ``[b, classes]`` of a drawn code."""
-        return self.classifier(self.draw(*self.encoder.distribution(x)))  # type: ignore[no-any-return]
+        return self.scores(self.draw(*self.encoder.distribution(x)))
 
 
 def _convolution(inputs: int, outputs: int, wide: bool) -> list[nn.Module]:
@@ -133,7 +146,7 @@ def _transposed(inputs: int, outputs: int, stride: int, wide: bool) -> list[nn.M
 
 
 def build(
-    name: str, shape: tuple[int, ...], classes: int, settings: ModelSettings, *, decoder: bool, seed: int
+    name: str, shape: tuple[int, ...], classes: int, settings: ModelSettings, *, needs: Collection[str] = (), seed: int
 ) -> Classifier:
     """A built-in network with its initial weights.
 
@@ -145,11 +158,11 @@ def build(
         shape: (channels, height, width) of one image; the sides are multiples of 4.
         classes: Number of classes, at least 2.
         settings: Width, latent size and activation.
-        decoder: Whether the algorithm needs a decoder.
+        needs: Parts that the algorithm needs; ``decoder`` and ``projection`` are made on request.
         seed: Of the initial weights.
 
     Returns:
-        A `Classifier`, or a `VAEClassifier` where `decoder` is set.
+        A `Classifier`, or a `VAEClassifier` where a decoder is needed.
 
     Raises:
         FedfillError: Where the name is unknown or the images don't fit the network.
@@ -189,11 +202,16 @@ def build(
             if wide and dropout:
                 trunk.append(Dropout(dropout))
         encoder = Encoder(nn.Sequential(*trunk, nn.Flatten()), features, latent, settings.latent_activation)
-        classifier = nn.Linear(latent, classes)
+        size = settings.projection or (256 if "projection" in needs else None)
+        classifier = nn.Linear(size or latent, classes)
         _initialise(encoder)
         _initialise(classifier)
-        if not decoder:
-            return Classifier(encoder, classifier)
+        projection = None
+        if size is not None:
+            projection = nn.Sequential(nn.Linear(latent, latent), nn.ReLU(), nn.Linear(latent, size))
+            _initialise(projection)
+        if "decoder" not in needs:
+            return Classifier(encoder, classifier, projection)
 
         encoder.logvar = nn.Linear(features, latent)
         up: list[nn.Module] = [nn.Linear(latent, features)]
@@ -213,7 +231,7 @@ def build(
         decoding = nn.Sequential(*up)
         _initialise(encoder.logvar)
         _initialise(decoding)
-        return VAEClassifier(encoder, classifier, decoding)
+        return VAEClassifier(encoder, classifier, decoding, projection)
 
 
 def _initialise(module: nn.Module) -> None:

@@ -28,6 +28,16 @@ def part(weights: Weights, *names: str) -> Weights:
     return {key: tensor for key, tensor in weights.items() if key.split(".", 1)[0] in names}
 
 
+def rest(weights: Weights, *names: str) -> Weights:
+    """The tensors that `part` leaves out."""
+    return {key: tensor for key, tensor in weights.items() if key.split(".", 1)[0] not in names}
+
+
+def trainable(model: nn.Module, weights: Weights) -> Weights:
+    """Those of the tensors that are trainable parameters of the model: no buffers, nothing that is frozen."""
+    return {name: weights[name] for name, p in model.named_parameters() if p.requires_grad and name in weights}
+
+
 def names_by_type(model: nn.Module, *types: type[nn.Module]) -> set[str]:
     """Names in the state dict that belong to modules of these types, wherever they stand (downsample branches too)."""
     return {

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -135,6 +135,79 @@ def image_grid(samples: Samples, class_names: Sequence[str], path: Path | str, p
     kind = "grey" if images.shape[3] == 1 else "colour"
     axes.set_title(f"{width}x{height} {kind}, {_many(len(rows), 'class')}", loc="left", color=INK, fontsize=11, pad=10)
     _save(figure, Path(path))
+
+
+def accuracy_curves(curves: Mapping[str, Sequence[Sequence[float]]], path: Path | str) -> None:
+    """A picture of the accuracy per round: a line for the mean over seeds, a band from the lowest to the highest seed.
+
+    Args:
+        curves: By label, for each seed the accuracies of all rounds, as shares.
+        path: The PNG file to write; replaced in one step where it exists.
+
+    Raises:
+        FedfillError: Where there is nothing to draw.
+    """
+    if not curves or not all(len(seeds) and len(seeds[0]) for seeds in curves.values()):
+        raise FedfillError("accuracy curves: there is no round to draw")
+    figure, axes = _page(7.0, 4.2)
+    for k, (label, seeds) in enumerate(curves.items()):
+        values = 100 * np.asarray(seeds, dtype=float)  # [seeds, rounds]
+        rounds = np.arange(1, values.shape[1] + 1)
+        style: dict[str, Any] = {"marker": "o"} if len(rounds) == 1 else {}
+        axes.plot(rounds, values.mean(0), color=_colour(k), label=label, linewidth=1.6, **style)
+        if len(values) > 1:
+            axes.fill_between(rounds, values.min(0), values.max(0), color=_colour(k), alpha=0.18, linewidth=0)
+    count = len(next(iter(curves.values())))
+    axes.set_title(
+        "accuracy per round" + (f": mean and range of {count} seeds" if count > 1 else ", one seed"),
+        loc="left",
+        color=INK,
+        fontsize=11,
+    )
+    _chart(axes, "round", "accuracy on the test set, percent")
+    axes.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1.01, 1.0))
+    _save(figure, Path(path))
+
+
+def accuracy_bars(finals: Mapping[str, tuple[Sequence[float], Sequence[float | None]]], path: Path | str) -> None:
+    """A picture of final accuracies beside those of the worst clients: a bar for the mean, a dot for each seed.
+
+    Args:
+        finals: By label, for each seed the accuracy on the test set and the worst client's on its own test split.
+        path: The PNG file to write; replaced in one step where it exists.
+
+    Raises:
+        FedfillError: Where there is nothing to draw.
+    """
+    if not finals:
+        raise FedfillError("accuracy bars: there is no run to draw")
+    figure, axes = _page(7.0, 0.5 + 0.55 * len(finals))
+    for kind, (name, shade) in enumerate((("test set", _colour(0)), ("worst client, own test split", _colour(1)))):
+        for row, label in enumerate(finals):
+            values = [100 * value for value in finals[label][kind] if value is not None]
+            place = row + (kind - 0.5) * 0.36
+            if values:
+                axes.barh(place, float(np.mean(values)), 0.34, color=shade, alpha=0.85, label=name if not row else None)
+                axes.plot(values, [place] * len(values), "o", color=INK, markersize=3)
+    axes.set_yticks(range(len(finals)), list(finals), fontsize=8)
+    axes.invert_yaxis()
+    axes.set_xlim(0, 100)
+    axes.set_title("after the last round: bars are means, dots are seeds", loc="left", color=INK, fontsize=11)
+    _chart(axes, "accuracy, percent", "")
+    axes.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1.01, 1.0))
+    _save(figure, Path(path))
+
+
+def _chart(axes: Axes, x: str, y: str) -> None:
+    axes.grid(color="#dddddd", linewidth=0.6)
+    axes.set_axisbelow(True)
+    axes.set_xlabel(x, color=INK)
+    axes.set_ylabel(y, color=INK)
+
+
+def _colour(k: int) -> str:
+    """Colours that people who see few of them can tell apart (Okabe and Ito), again from the start after eight."""
+    return ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")[k % 8]
 
 
 def _page(width: float, height: float) -> tuple[Figure, Axes]:

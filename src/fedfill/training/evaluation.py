@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import statistics
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
-from fedfill.data.samples import Samples
+from fedfill.data.samples import Samples, normalise
 from fedfill.training.local import Resident
 
 CHUNK = 1000
+FAIRNESS = (
+    "mean_client_accuracy", "worst_client_accuracy", "worst_tenth_accuracy", "client_variance", "class_variance",
+)  # fmt: skip
+"""The figures that `fairness` gives."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +51,7 @@ def score(resident: Resident, samples: Samples) -> Scored:
 
 
 def score_all(resident: Resident, samples: Samples) -> Scored:
-    """Score any number of samples, at least one, in the chunks in which every engine does it.
+    """Score any number of samples in the chunks in which every engine does it.
 
     Args:
         resident: A model, loaded.
@@ -55,6 +60,8 @@ def score_all(resident: Resident, samples: Samples) -> Scored:
     Returns:
         The outcome of each, in their order.
     """
+    if not len(samples):
+        return Scored(samples.labels.new_empty(0, dtype=torch.bool), samples.labels.new_empty(0, dtype=torch.float32))
     parts = [score(resident, samples[start : start + CHUNK]) for start in range(0, len(samples), CHUNK)]
     return Scored(torch.cat([part.correct for part in parts]), torch.cat([part.losses for part in parts]))
 
@@ -117,8 +124,78 @@ def gather(scored: Sequence[Scored], labels: Tensor, classes: int, owners: Tenso
     return summarise(Scored(correct[:n], losses[:n]), labels, classes, Scored(correct[n:], losses[n:]), owners, clients)
 
 
+def gather_personal(scored: Sequence[tuple[Scored, Scored]], labels: Tensor, classes: int) -> Evaluation:
+    """Accuracies of personal models.
+
+    Args:
+        scored: For each client, the outcomes of its own model on the test set, and on its own test split.
+        labels: Labels of the test set, ``[n]``.
+        classes: Number of classes.
+
+    Returns:
+        The means over clients on the test set, and each client's accuracy on its own test split.
+    """
+    tests, owns = [test for test, _ in scored], [own for _, own in scored]
+    by_class = [shares(test.correct, labels, classes) for test in tests]
+    return Evaluation(
+        accuracy=float(torch.stack([test.correct.double().mean() for test in tests]).mean()),
+        loss=float(torch.stack([test.losses.double().mean() for test in tests]).mean()),
+        accuracy_by_class=[
+            None if None in column else sum(column) / len(column) for column in zip(*by_class, strict=True)
+        ],  # type: ignore[arg-type]
+        accuracy_by_client=[float(own.correct.double().mean()) if len(own.correct) else None for own in owns],
+    )
+
+
+def fairness(evaluation: Evaluation) -> dict[str, float | None]:
+    """How evenly an accuracy is spread over clients and over classes.
+
+    Args:
+        evaluation: Of one model, or of everybody's own.
+
+    Returns:
+        By name: ``mean_client_accuracy``, ``worst_client_accuracy`` and ``worst_tenth_accuracy`` (the mean of the worst
+        tenth of the clients, at least of one) are shares; ``client_variance`` and ``class_variance`` are population
+        variances of percentages, as in the Fed-ZDA paper. None where no client has a test split of its own.
+    """
+    clients = sorted(value for value in evaluation.accuracy_by_client if value is not None)
+    worst = clients[: max(1, round(len(clients) / 10))]
+    return {
+        "mean_client_accuracy": statistics.fmean(clients) if clients else None,
+        "worst_client_accuracy": min(clients, default=None),
+        "worst_tenth_accuracy": statistics.fmean(worst) if worst else None,
+        "client_variance": _variance(clients),
+        "class_variance": _variance([value for value in evaluation.accuracy_by_class if value is not None]),
+    }
+
+
+def _variance(shares: list[float]) -> float | None:
+    return statistics.pvariance([100 * share for share in shares]) if shares else None
+
+
 def shares(correct: Tensor, group: Tensor, groups: int) -> list[float | None]:
     """The share of recognised samples in each group, ``[n]`` bool and ``[n]`` numbers; None for an empty one."""
     hits = torch.bincount(group, weights=correct.double(), minlength=groups).tolist()
     sizes = torch.bincount(group, minlength=groups).tolist()
     return [hit / size if size else None for hit, size in zip(hits, sizes, strict=True)]
+
+
+@torch.no_grad()
+def in_chunks(function: Callable[[Tensor], Tensor], samples: Samples) -> Tensor:
+    """What a function, such as a model in evaluation mode, makes of samples, in chunks of a fixed size.
+
+    Args:
+        function: Maps normalised inputs ``[b, ...]`` to ``[b, ...]``.
+        samples: ``[n, ...]``, at least one.
+
+    Returns:
+        ``[n, ...]``, without a graph.
+    """
+    starts = range(0, len(samples), CHUNK)
+    return torch.cat([function(normalise(samples.inputs[start : start + CHUNK])) for start in starts])
+
+
+def mean_loss(model: nn.Module, samples: Samples) -> float:
+    """Mean cross-entropy of a model in evaluation mode on samples, at least one."""
+    scores = in_chunks(model, samples)  # [n, classes]
+    return float(functional.cross_entropy(scores.double(), samples.labels))

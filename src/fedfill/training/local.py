@@ -16,6 +16,7 @@ from fedfill.models.layers import draws_from
 from fedfill.tree import Weights
 
 OptimizerName = Literal["adam", "adamw", "sgd"]
+Buffers = Literal["average", "frozen"]
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,8 @@ class LocalTraining:
         learning_rate: Step size.
         momentum: Of ``sgd``.
         weight_decay: L2 penalty (decoupled for ``adamw``).
+        buffers: Whether running statistics of normalisation layers are learnt (``average``: the server averages them) or
+            stay as they were received and are normalised with (``frozen``).
     """
 
     epochs: int = 1
@@ -39,6 +42,7 @@ class LocalTraining:
     learning_rate: float = 1e-3
     momentum: float = 0.0
     weight_decay: float = 0.0
+    buffers: Buffers = "average"
 
 
 @dataclass(frozen=True)
@@ -204,6 +208,10 @@ def fit(resident: Resident, request: Fit, generator: torch.Generator) -> Fitted:
     model = resident.load(request.weights)
     model.train()
     training = request.training
+    if training.buffers == "frozen":
+        for layer in model.modules():
+            if getattr(layer, "running_mean", None) is not None:
+                layer.eval()
     parameters = [p for name, p in model.named_parameters() if name in request.weights and p.requires_grad]
     optimizer = make_optimizer(parameters, training)
     if not parameters:
@@ -231,7 +239,7 @@ def fit(resident: Resident, request: Fit, generator: torch.Generator) -> Fitted:
                 raise TimeoutError("the time for this call is over")
             if steps == training.steps:
                 break
-            batch = Batch(resident.inputs(request.data, index), request.data.labels[index])
+            batch = Batch(resident.inputs(request.data, index), request.data.labels[index], index)
             optimizer.zero_grad(set_to_none=True)
             loss = request.loss(model, batch, Context(request.weights, generator, steps))
             loss.backward()  # type: ignore[no-untyped-call]

@@ -1,0 +1,53 @@
+"""Pooled data: one model trained on everybody's samples, the ceiling that no federation is expected to break."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from fedfill.algorithms import Algorithm
+from fedfill.engines.contract import Client, Message, Server, client_handler
+from fedfill.errors import FedfillError
+from fedfill.privacy.ledger import unbounded
+from fedfill.tree import Weights
+
+
+@dataclass(frozen=True)
+class Turn(Message):
+    """To the one place that holds all data: the model, and which share of the samples makes an epoch."""
+
+    weights: Weights
+    share: float
+
+
+@dataclass(frozen=True)
+class Trained(Message):
+    """The trained model."""
+
+    declared: ClassVar = {"weights": unbounded("model trained on the pooled data, which were handed over before")}
+
+    weights: Weights
+
+
+class Central(Algorithm):
+    """All training data in one place, with as many samples per round as FedAvg's cohort passes through."""
+
+    name = "central"
+    pooled = True
+
+    def round(self, server: Server, t: int) -> None:
+        """Train on the pooled data."""
+        share = len(server.select(t)) / server.clients
+        replies = server.call([0], self.train, Turn(server.state.weights, share))
+        if not replies:
+            raise FedfillError(
+                f"engine: the pooled data could not be trained on in round {t + 1} ({server.lost[0]['reason']})"
+            )
+        server.state.weights = replies[0].weights
+
+    @client_handler
+    async def train(self, client: Client, message: Turn) -> Trained:
+        """Epochs over a share of the pooled data, drawn anew for each."""
+        samples = max(1, round(message.share * len(client.data)))
+        fitted = await client.fit(message.weights, self.loss, self.training(client.round), samples_per_epoch=samples)
+        return Trained(fitted.weights)

@@ -1,0 +1,64 @@
+"""FedDyn: Acar et al., "Federated Learning Based on Dynamic Regularization", ICLR 2021."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from pydantic import Field
+
+from fedfill.algorithms import Start
+from fedfill.algorithms.fedavg import FedAvg
+from fedfill.engines.contract import Server
+from fedfill.models.views import trainable
+from fedfill.training.local import Loss
+from fedfill.training.losses import inner_product, squared_distance
+from fedfill.tree import Tree, Weights
+
+
+class FedDyn(FedAvg):
+    """Local objectives are regularised so that their stationary points agree with the global one (algorithm 1)."""
+
+    name = "feddyn"
+
+    dyn_alpha: float = Field(default=0.01, gt=0, allow_inf_nan=False)
+    """Weight of the dynamic regulariser (alpha)."""
+
+    @property
+    def by(self) -> None:
+        """The server's step is on the plain mean."""
+
+    def server_state(self, initial: Weights) -> dict[str, Tree]:
+        """The global model, and h; None stands for zeros."""
+        return {**super().server_state(initial), "h": None}
+
+    def client_state(self) -> dict[str, Tree]:
+        """The gradient of the client's own loss at its last model; None stands for zeros."""
+        return {"gradient": None}
+
+    def objective(self, start: Start, loss: Loss) -> Loss:
+        """L_i(w) - <g_i, w> + alpha/2 ||w - w_t||^2 (equation 1)."""
+        gradient, alpha = start.client.state.gradient or {}, self.dyn_alpha
+        return lambda model, batch, context: (
+            loss(model, batch, context)
+            - inner_product(model, gradient)
+            + alpha / 2 * squared_distance(model, start.weights)
+        )
+
+    def up(self, start: Start, trained: Weights, steps: int) -> None:
+        """g_i - alpha (w_i - w_t), which is the new gradient where the local problem was solved; nothing is sent."""
+        parameters = start.parameters()
+        before = start.client.state.gradient or {name: torch.zeros_like(w) for name, w in parameters.items()}
+        start.client.state.gradient = {
+            name: before[name] - self.dyn_alpha * (trained[name] - w) for name, w in parameters.items()
+        }
+
+    def combine(self, server: Server, weights: Weights, mean: Weights, replies: Sequence[Any]) -> Weights:
+        """H - alpha/N sum (w_i - w_t), and mean(w_i) - h/alpha; buffers are averaged."""
+        parameters = trainable(server.model(weights), weights)
+        share, alpha = len(replies) / server.clients, self.dyn_alpha
+        before = server.state.h or {name: torch.zeros_like(w) for name, w in parameters.items()}
+        h = {name: before[name] - alpha * share * (mean[name] - w) for name, w in parameters.items()}
+        server.state.h = h
+        return {**mean, **{name: mean[name] - h[name] / alpha for name in h}}

@@ -1,0 +1,29 @@
+"""FedMix: Yoon et al., "FedMix: Approximation of Mixup under Mean Augmented Federated Learning", ICLR 2021."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fedfill.algorithms.naivemix import NaiveMix
+from fedfill.data.samples import Batch
+
+
+class FedMix(NaiveMix):
+    """Mixup with other clients' samples, approximated to first order by their means (algorithm 2)."""
+
+    name = "fedmix"
+
+    def mixed_loss(self, model: nn.Module, batch: Batch, mean: Tensor, target: Tensor) -> Tensor:
+        """Mixup's loss, expanded around u = (1 - lambda) x (proposition 1).
+
+        (1 - lambda) CE(f(u), y) + lambda CE(f(u), y-bar) + (1 - lambda) lambda <d CE(f(u), y) / du, x-bar>; the gradient is
+        each sample's own, and keeps its graph: without it the last term would train nothing.
+        """
+        u = ((1 - self.mix) * batch.inputs).requires_grad_()  # [b, ...]
+        scores = model(u)  # [b, classes]
+        total = functional.cross_entropy(scores, batch.labels, reduction="sum")
+        (slope,) = torch.autograd.grad(total, u, create_graph=True)  # [b, ...]
+        towards = (slope * mean).sum() / len(batch.labels)
+        return self.mixed_entropy(scores, batch.labels, target) + (1 - self.mix) * self.mix * towards

@@ -1,0 +1,23 @@
+"""FedProx: Li et al., "Federated Optimization in Heterogeneous Networks", MLSys 2020."""
+
+from pydantic import Field
+
+from fedfill.algorithms import Start
+from fedfill.algorithms.fedavg import FedAvg
+from fedfill.training.local import Loss
+from fedfill.training.losses import squared_distance
+
+
+class FedProx(FedAvg):
+    """FedAvg whose local models are held close to the global one."""
+
+    name = "fedprox"
+
+    mu: float = Field(default=0.01, ge=0, allow_inf_nan=False)
+    """Weight of the proximal term."""
+
+    def objective(self, start: Start, loss: Loss) -> Loss:
+        """F_i(w) + mu/2 ||w - w_t||^2 over the parameters (equation 2)."""
+        return lambda model, batch, context: (
+            loss(model, batch, context) + self.mu / 2 * squared_distance(model, start.weights)
+        )

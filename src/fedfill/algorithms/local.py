@@ -1,0 +1,43 @@
+"""Each client alone: no federation at all, the floor that a federated method has to rise above."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from fedfill.algorithms import Algorithm
+from fedfill.engines.contract import Client, Message, Server, client_handler
+from fedfill.tree import Tree, Weights
+
+
+@dataclass(frozen=True)
+class Turn(Message):
+    """Server to client: it is your turn. Nothing else crosses, in either direction."""
+
+
+class Local(Algorithm):
+    """Every client trains a model of its own on its own data, with the budget of FedAvg."""
+
+    name = "local"
+    personal = True
+
+    def client_state(self) -> dict[str, Tree]:
+        """The client's model; None before its first training."""
+        return {"weights": None}
+
+    def personal_weights(self, state: Mapping[str, Tree], weights: Weights) -> Weights:
+        """The client's model, which begins with the initial weights."""
+        own: Weights | None = state.get("weights")
+        return weights if own is None else own
+
+    def round(self, server: Server, t: int) -> None:
+        """The clients that would take part in FedAvg's round train on."""
+        server.call(server.select(t), self.train, Turn())
+
+    @client_handler
+    async def train(self, client: Client, message: Turn) -> Turn:
+        """Local epochs from where the client left off."""
+        before = client.initial if client.state.weights is None else client.state.weights
+        fitted = await client.fit(before, self.loss, self.training(client.round))
+        client.state.weights = fitted.weights
+        return Turn()

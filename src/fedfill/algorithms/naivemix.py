@@ -1,0 +1,150 @@
+"""NaiveMix: Yoon et al., "FedMix: Approximation of Mixup under Mean Augmented Federated Learning", ICLR 2021."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fedfill.algorithms.fedavg import FedAvg, Update
+from fedfill.data.samples import Batch, Samples, normalise
+from fedfill.engines.contract import Client, Message, Server, client_handler
+from fedfill.privacy.ledger import unbounded
+from fedfill.training.local import Context
+from fedfill.tree import Record, Tree, Weights
+
+
+@dataclass(frozen=True)
+class Means(Record):
+    """Means of groups of samples.
+
+    Attributes:
+        inputs: Mean inputs, normalised, ``[groups, ...]`` float32.
+        targets: Mean one-hot labels, ``[groups, classes]`` float32.
+    """
+
+    inputs: Tensor
+    targets: Tensor
+
+
+@dataclass(frozen=True)
+class MeansRequest(Message):
+    """Server to client: which means does it share?"""
+
+
+@dataclass(frozen=True)
+class SharedMeans(Message):
+    """Client to server: means over groups of its samples."""
+
+    declared: ClassVar = {"means": unbounded("means of small groups of images and labels, exact")}
+
+    means: Means
+
+
+@dataclass(frozen=True)
+class Mixing(Message):
+    """Server to client: the global model; in the client's first round, and until it was heard of, everybody's means."""
+
+    weights: Weights
+    control: Weights | None
+    means: Means | None
+
+
+class NaiveMix(FedAvg):
+    """FedAvg on samples that are mixed with means over groups of everybody's samples (section 3.2)."""
+
+    name = "naivemix"
+
+    mix: float = Field(default=0.05, ge=0, le=1)
+    """Share of the mean in a mixed sample (lambda)."""
+    group_size: int = Field(default=64, ge=1)
+    """Samples behind a mean, at the least (M_k); 1 shares the samples themselves."""
+
+    def server_state(self, initial: Weights) -> dict[str, Tree]:
+        """The global model, everybody's means, and the clients that hold them."""
+        return {**super().server_state(initial), "means": None, "holders": []}
+
+    def client_state(self) -> dict[str, Tree]:
+        """Everybody's means."""
+        return {**super().client_state(), "means": None}
+
+    def round(self, server: Server, t: int) -> None:
+        """Exchange the means once; then select, train on mixed samples, average."""
+        state = server.state
+        if state.means is None:
+            state.means = self.exchange(server)
+        cohort = server.select(t)
+        control = self.objective_of.down(server)
+        messages = {i: Mixing(state.weights, control, None if i in state.holders else state.means) for i in cohort}
+        replies, mean = self.gather(server, cohort, self.train_mixed, messages, state.weights)
+        state.holders = sorted({*state.holders, *replies})
+        state.weights = mean["weights"]
+
+    def exchange(self, server: Server) -> Means:
+        """Collect the means of all clients, in client order."""
+        replies = server.call(range(server.clients), self.share_means, MeansRequest())
+        inputs = torch.cat([reply.means.inputs for reply in replies.values()])
+        return Means(inputs, torch.cat([reply.means.targets for reply in replies.values()]))
+
+    @client_handler
+    async def share_means(self, client: Client, message: MeansRequest) -> SharedMeans:
+        """Means over random groups of the client's samples."""
+        return SharedMeans(group_means(client.data, client.classes, self.group_size, client.stream("groups")))
+
+    @client_handler
+    async def train_mixed(self, client: Client, message: Mixing) -> Update:
+        """Local epochs from the global model on mixed samples."""
+        if message.means is not None:
+            client.state.means = message.means
+        means = client.state.means
+
+        def loss(model: nn.Module, batch: Batch, context: Context) -> Tensor:
+            k = int(torch.randint(len(means.inputs), (), generator=context.generator, device=context.generator.device))
+            return self.mixed_loss(model, batch, means.inputs[k], means.targets[k])
+
+        done = await self.contribute(client, message.weights, message.control, loss)
+        return Update(done.weights, done.samples, done.scale, done.control)
+
+    def mixed_loss(self, model: nn.Module, batch: Batch, mean: Tensor, target: Tensor) -> Tensor:
+        """(1 - lambda) CE(f(u), y) + lambda CE(f(u), y-bar) at u = (1 - lambda) x + lambda x-bar.
+
+        Args:
+            model: In training.
+            batch: Inputs ``[b, ...]`` and labels ``[b]``.
+            mean: x-bar, of the shape of one input.
+            target: y-bar, ``[classes]``.
+
+        Returns:
+            A scalar.
+        """
+        scores = model(torch.lerp(batch.inputs, mean.expand_as(batch.inputs), self.mix))  # [b, classes]
+        return self.mixed_entropy(scores, batch.labels, target)
+
+    def mixed_entropy(self, scores: Tensor, labels: Tensor, target: Tensor) -> Tensor:
+        """(1 - lambda) CE with the labels plus lambda CE with the mean target, a scalar."""
+        own = functional.cross_entropy(scores, labels)
+        theirs = functional.cross_entropy(scores, target.expand_as(scores))
+        return torch.lerp(own, theirs, self.mix)
+
+
+def group_means(data: Samples, classes: int, size: int, generator: torch.Generator) -> Means:
+    """Means over random groups of samples, of `size` or a few more each; all samples where there are fewer.
+
+    Args:
+        data: A client's samples.
+        classes: Number of classes of the task.
+        size: Samples in a group at the least.
+        generator: Stream of the grouping.
+
+    Returns:
+        Means of normalised inputs and of one-hot labels.
+    """
+    order = torch.randperm(len(data), generator=generator, device=generator.device)
+    groups = torch.tensor_split(order, max(1, len(data) // size))
+    inputs = [normalise(data.inputs[group]).mean(0) for group in groups]
+    targets = [functional.one_hot(data.labels[group], classes).float().mean(0) for group in groups]
+    return Means(torch.stack(inputs), torch.stack(targets))

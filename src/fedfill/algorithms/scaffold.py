@@ -1,0 +1,85 @@
+"""SCAFFOLD: Karimireddy et al., "SCAFFOLD: Stochastic Controlled Averaging for Federated Learning", ICML 2020."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from pydantic import Field
+
+from fedfill.algorithms import Algorithm, Start
+from fedfill.algorithms.fedavg import FedAvg
+from fedfill.engines.contract import Server
+from fedfill.errors import FedfillError
+from fedfill.models.views import trainable
+from fedfill.training.local import Loss, OptimizerName
+from fedfill.training.losses import inner_product
+from fedfill.tree import Tree, Weights
+
+
+class Scaffold(FedAvg):
+    """FedAvg whose local gradients are corrected by control variates (algorithm 1, option II)."""
+
+    name = "scaffold"
+
+    optimizer: OptimizerName = "sgd"
+    """Of the local training: sgd, since the control variates are read off its steps."""
+    learning_rate: float = Field(default=0.05, gt=0, allow_inf_nan=False)
+    """Step size of the local training."""
+    weighting: Literal["samples", "uniform"] = "uniform"
+    """Weights of the average: all equal, as in the paper, or each client's number of samples."""
+
+    def check_host(self, host: Algorithm) -> None:
+        """Control variates are read off plain gradient steps, and their mean belongs to the mean of the models."""
+        if host.optimizer != "sgd" or host.momentum:
+            found = f"optimizer={host.optimizer}" + (f" and momentum={host.momentum}" if host.momentum else "")
+            raise FedfillError(
+                f"optimizer: found {found} with scaffold, whose control variates are the steps divided by the learning rate; "
+                "allowed: optimizer=sgd and momentum=0"
+            )
+        if (aggregation := getattr(host, "aggregation", None)) is not None:
+            raise FedfillError(
+                f"aggregation: found {aggregation.name} with scaffold, whose control variates assume the plain mean of the "
+                "local models; allowed: none"
+            )
+
+    def server_state(self, initial: Weights) -> dict[str, Tree]:
+        """The global model, and c; None stands for zeros."""
+        return {**super().server_state(initial), "control": None}
+
+    def client_state(self) -> dict[str, Tree]:
+        """c_i; None stands for zeros."""
+        return {"control": None}
+
+    def down(self, server: Server) -> Weights:
+        """The server's c."""
+        weights = server.state.weights
+        return server.state.control or _zeros(trainable(server.model(weights), weights))
+
+    def objective(self, start: Start, loss: Loss) -> Loss:
+        """A term whose gradient is c - c_i: the step becomes w - lr (g - c_i + c) (algorithm 1, line 10)."""
+        control = start.control or {}
+        own = start.client.state.control or _zeros(control)
+        correction = {name: control[name] - own[name] for name in control}
+        return lambda model, batch, context: loss(model, batch, context) + inner_product(model, correction)
+
+    def up(self, start: Start, trained: Weights, steps: int) -> Weights:
+        """c_i+ - c_i with c_i+ = c_i - c + (w_t - w_i) / (K lr), K the steps that were made (line 12, option II)."""
+        control = start.control or {}
+        if not steps:
+            return _zeros(control)
+        own = start.client.state.control or _zeros(control)
+        moved = steps * start.training.learning_rate
+        change = {name: (start.weights[name] - trained[name]) / moved - control[name] for name in control}
+        start.client.state.control = {name: own[name] + change[name] for name in control}
+        return change
+
+    def absorb(self, server: Server, mean: Weights, replies: int) -> None:
+        """C + |S|/N mean(c_i+ - c_i) (line 17)."""
+        share = replies / server.clients
+        before = server.state.control or _zeros(mean)
+        server.state.control = {name: before[name] + share * mean[name] for name in mean}
+
+
+def _zeros(weights: Weights) -> Weights:
+    return {name: torch.zeros_like(tensor) for name, tensor in weights.items()}

@@ -1,0 +1,284 @@
+"""Reproductions: the tables of papers, run row by row, and kept beside the papers' figures.
+
+A table is a folder with ``table.toml``: the options that all rows share, and for each row an algorithm, options of its
+own and the paper's figure. Finished runs are collected in ``results.json`` beside it, and ``README.md`` shows them between
+two marks; figures that were made with other settings, or by another version, are left out.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from fedfill import __version__
+from fedfill.errors import FedfillError, checked, did_you_mean
+from fedfill.experiment import launch
+from fedfill.loop import INCIDENTAL, OnRound, Prepared
+from fedfill.preparation import arrange
+from fedfill.runs.directory import read_toml, write_atomically, writing
+
+BEGIN, END = "<!-- figures: written by fedfill reproduce -->", "<!-- end of figures -->"
+KEPT = ("accuracy", "best_accuracy", "best_round", "mean_client_accuracy", "client_variance", "class_variance",
+        "worst_client_accuracy", "worst_tenth_accuracy", "bytes_up", "bytes_down", "seconds", "machine",
+        "weights_sha256")  # fmt: skip
+
+
+class TableRow(BaseModel):
+    """One row of a table."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str
+    """As the README shows it."""
+    algorithm: str
+    """Its name in fedfill."""
+    paper: dict[str, float] = Field(default_factory=dict)
+    """The paper's figures, by the names in summary.json; none for a row that the paper lacks."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Options of this row alone."""
+
+
+class TableFile(BaseModel):
+    """What ``table.toml`` holds."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    title: str
+    """Of the README."""
+    source: str
+    """Paper and table."""
+    figures: list[str] = Field(min_length=1)
+    """Which figures of summary.json the paper reports, the first of them first."""
+    seeds: list[int] = Field(default_factory=lambda: [0, 1, 2], min_length=1)
+    """Seeds that are run where none are asked for."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Options of all rows."""
+    rows: list[TableRow] = Field(min_length=1)
+    """In the order of the README."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One finished run of a row.
+
+    Attributes:
+        row: Its name.
+        seed: Of the run.
+        recipe: Identifies settings and version, whatever the seed and the machine.
+        figures: Those of `KEPT`.
+    """
+
+    row: str
+    seed: int
+    recipe: str
+    figures: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Reproduction:
+    """A table with what is known of it.
+
+    Attributes:
+        folder: Where table.toml, results.json and README.md lie.
+        table: The table.
+        entries: Of all rows, as far as they were run with the present settings and version.
+    """
+
+    folder: Path
+    table: TableFile
+    entries: tuple[Entry, ...]
+
+    def of(self, row: TableRow) -> list[Entry]:
+        """The runs of a row, by seed."""
+        return sorted((entry for entry in self.entries if entry.row == row.name), key=lambda entry: entry.seed)
+
+
+def reproduce(
+    table: str | Path,
+    *,
+    only: Sequence[str] = (),
+    seeds: Sequence[int] | None = None,
+    out: str | Path = "runs/reproduce",
+    on_run: Callable[[str, int], OnRound | None] | None = None,
+    **options: Any,
+) -> Reproduction:
+    """Run a paper's table, or some of its rows, and write the figures into its README.
+
+    Args:
+        table: A folder with ``table.toml``, or the name of one below ``experiments``.
+        only: Names of rows; none: all of them.
+        seeds: Which seeds; None: those of the table.
+        out: Folder of the runs; finished ones are read and not run again, others go on where they stopped.
+        on_run: Called before each run with its row and seed; returns what to call after each of its rounds.
+        **options: Where it runs: ``data_dir``, ``device``, ``workers``, ``ray_address`` and the like.
+
+    Returns:
+        The table with all figures at hand.
+
+    Raises:
+        FedfillError: Where there is no such table or row, or an option changes the experiment.
+    """
+    folder = find_table(table)
+    content = checked(TableFile, read_toml(folder / "table.toml"), "table.toml")
+    names = [row.name for row in content.rows]
+    for name in only:
+        if name not in names:
+            raise FedfillError(f"only: found '{name}'; {did_you_mean(name, names)}")
+    for name in options.keys() - INCIDENTAL:
+        raise FedfillError(f"reproduce: '{name}' would change the experiment; allowed: {', '.join(sorted(INCIDENTAL))}")
+    chosen = [int(seed) for seed in (content.seeds if seeds is None else seeds)]
+
+    def arranged(row: TableRow, seed: int) -> Prepared:
+        words = {"data": "digits", "partition": "dirichlet:0.5", "model": "auto", **content.options, **row.options}
+        return arrange(row.algorithm, **{**words, **options, "seed": seed})
+
+    # everything is checked before anything runs
+    recipes = {row.name: recipe(arranged(row, chosen[0])) for row in content.rows}
+    entries = {(entry.row, entry.seed): entry for entry in _read(folder) if recipes.get(entry.row) == entry.recipe}
+    for seed in chosen:
+        for row in content.rows:
+            if only and row.name not in only:
+                continue
+            prepared = arranged(row, seed)
+            place = Path(out) / folder.name / f"{_slug(row.name)}-seed{seed}-{prepared.digest[:8]}"
+            result = launch(prepared, place, on_run(row.name, seed) if on_run else None)
+            figures = {name: result.summary[name] for name in KEPT}
+            entries[row.name, seed] = Entry(row.name, seed, recipes[row.name], figures)
+            found = Reproduction(folder, content, tuple(entries.values()))
+            write(found)
+    return found
+
+
+def find_table(table: str | Path) -> Path:
+    """The folder of a table.
+
+    Args:
+        table: A folder with ``table.toml``, that file, or the name of a folder below ``experiments``.
+
+    Returns:
+        The folder.
+
+    Raises:
+        FedfillError: Where there is none.
+    """
+    for folder in (Path(table), Path("experiments") / table):
+        if (folder / "table.toml").is_file():
+            return folder
+    known = sorted(path.parent.name for path in Path("experiments").glob("*/table.toml"))
+    hint = did_you_mean(str(table), known) if known else "allowed: a folder that holds a table.toml"
+    raise FedfillError(f"table: found no table.toml in '{table}'; {hint}")
+
+
+def recipe(prepared: Prepared) -> str:
+    """Identifies an experiment whatever its seed and the machine it runs on: version and every resolved setting."""
+    settings = {k: v for k, v in prepared.experiment.model_dump().items() if k not in INCIDENTAL and k != "seed"}
+    return hashlib.sha256(json.dumps([__version__, settings], sort_keys=True).encode()).hexdigest()[:16]
+
+
+def write(found: Reproduction) -> None:
+    """Write ``results.json`` and the figures in ``README.md``; whatever else the README says stays.
+
+    Args:
+        found: The table with its figures.
+
+    Raises:
+        FedfillError: Where they can't be written, or the README has one of the two marks only.
+    """
+    order = {row.name: k for k, row in enumerate(found.table.rows)}
+    entries = sorted(found.entries, key=lambda entry: (order[entry.row], entry.seed))
+    document = [{"row": e.row, "seed": e.seed, "recipe": e.recipe, **e.figures} for e in entries]
+    write_atomically(found.folder / "results.json", (json.dumps(document, indent=1) + "\n").encode())
+    path = found.folder / "README.md"
+    with writing(path):
+        text = (
+            path.read_text() if path.exists() else f"# {found.table.title}\n\n{found.table.source}\n\n{BEGIN}\n{END}\n"
+        )
+    if text.count(BEGIN) != 1 or text.count(END) != 1:
+        raise FedfillError(f"out: {path} must hold the line '{BEGIN}' and the line '{END}' once each")
+    head, _, rest = text.partition(BEGIN)
+    write_atomically(path, f"{head}{BEGIN}\n{markdown(found)}{END}{rest.partition(END)[2]}".encode())
+
+
+def markdown(found: Reproduction) -> str:
+    """The figures as a Markdown table.
+
+    Args:
+        found: The table with its figures.
+
+    Returns:
+        Its lines; accuracies are shares, ± is the standard deviation over seeds.
+    """
+    heads = [f"{_title(name)}: paper | ours | difference" for name in found.table.figures]
+    others = [name for name in ("accuracy", "best_accuracy") if name not in found.table.figures]
+    columns = ["", *heads, *(_title(name) for name in others), "seeds", "MB up + down", "seconds", "machine"]
+    width = 1 + 3 * len(heads) + len(others) + 4
+    lines = ["| " + " | ".join(columns) + " |", "|---" * width + "|"]
+    for row in found.table.rows:
+        runs = found.of(row)
+        cells = [row.name]
+        for name in found.table.figures:
+            ours, paper = _mean(runs, name), row.paper.get(name)
+            apart = "–" if ours is None or paper is None else _number(ours - paper, name, "+")
+            cells += ["–" if paper is None else _number(paper, name), _spread(runs, name), apart]
+        cells += [_spread(runs, name) for name in others]
+        megabytes = [(run.figures["bytes_up"] + run.figures["bytes_down"]) / 1e6 for run in runs]
+        cells += [
+            ", ".join(str(run.seed) for run in runs) or "–",
+            f"{statistics.fmean(megabytes):,.0f}" if runs else "–",
+            f"{statistics.fmean(run.figures['seconds'] for run in runs):,.0f}" if runs else "–",
+            "; ".join(dict.fromkeys(run.figures["machine"] for run in runs)) or "–",
+        ]
+        lines.append("| " + " | ".join(cells) + " |")
+    words = "best: the best round, chosen on the test set" if "best_accuracy" in (*found.table.figures, *others) else ""
+    note = (
+        f"Version {__version__}; means over seeds ± standard deviation; seconds per run{'; ' + words if words else ''}."
+    )
+    return "\n".join([*lines, "", note]) + "\n"
+
+
+def _title(figure: str) -> str:
+    return {"accuracy": "last round", "best_accuracy": "best round"}.get(figure, figure.replace("_", " "))
+
+
+def _number(value: float, figure: str, sign: str = "") -> str:
+    return f"{value:{sign}.1f}" if figure.endswith("variance") else f"{value:{sign}.4f}"
+
+
+def _mean(runs: Sequence[Entry], figure: str) -> float | None:
+    values = [run.figures[figure] for run in runs]
+    return None if not values or None in values else statistics.fmean(values)
+
+
+def _spread(runs: Sequence[Entry], figure: str) -> str:
+    mean = _mean(runs, figure)
+    if mean is None:
+        return "–"
+    deviation = statistics.stdev(run.figures[figure] for run in runs) if len(runs) > 1 else None
+    return _number(mean, figure) + ("" if deviation is None else f" ± {_number(deviation, figure)}")
+
+
+def _read(folder: Path) -> list[Entry]:
+    path = folder / "results.json"
+    if not path.exists():
+        return []
+    try:
+        document = json.loads(path.read_text())
+        return [
+            Entry(item["row"], item["seed"], item["recipe"], {name: item[name] for name in KEPT}) for item in document
+        ]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise FedfillError(
+            f"table: {path} is damaged ({type(error).__name__}: {error}); remove it and run the table again"
+        ) from error
+
+
+def _slug(name: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
