@@ -33,10 +33,10 @@ demo: $(READY) ## compare FedAvg with FedDPMS on ten unequal clients
 test: $(READY) ## run the tests
 	$(BIN)/pytest -q -m 'not deploy and not faults'
 
-test-deploy: $(READY) ## run whole Flower federations of real processes, kill parts of them, and compare the bits
+test-deploy: $(READY) ## run whole Flower federations of real processes and compare the bits
 	$(BIN)/pytest -q -m deploy
 
-test-faults: $(READY) ## kill the nodes of a Flower federation at ten moments of its rounds
+test-faults: $(READY) ## kill, stop, starve and mislead Flower federations of real processes (half an hour)
 	$(BIN)/pytest -q -m faults
 
 check: $(READY) ## formatting, lint, types, the direction of imports, docstrings

@@ -6,13 +6,14 @@ from typing import Any
 import torch
 
 from fedfill import tree
-from fedfill.algorithms import Algorithm
+from fedfill.algorithms import Algorithm, Start
 from fedfill.data.federation import ClientData, Federation
 from fedfill.data.samples import Samples
-from fedfill.engines.contract import Answers, Average, Message, Outcome, Server, State, releases_of
+from fedfill.engines.contract import Answers, Average, Client, Message, Outcome, Server, State, releases_of
 from fedfill.engines.local import LocalEngine
 from fedfill.models.networks import ModelSettings, build
 from fedfill.models.views import weights_of
+from fedfill.training.local import LocalTraining
 from fedfill.tree import Weights
 
 CLASSES = 4
@@ -91,6 +92,24 @@ def run_rounds(
     return run.server
 
 
+def start_of(
+    weights: Weights, *, control: Weights | None = None, model: torch.nn.Module | None = None, data: Samples | None = None,
+    training: LocalTraining | None = None, **state: Any,
+) -> Start:  # fmt: skip
+    """What a local training starts from, at a client that exists in a test alone."""
+    data = bars(8, [0, 1], 0) if data is None else data
+
+    def resident(loaded: Weights) -> torch.nn.Module:
+        assert model is not None
+        model.load_state_dict(loaded, strict=False)
+        return model
+
+    client = Client(
+        id=0, round=0, data=data, classes=CLASSES, state=State(state), initial=weights, seed=0, resident=resident
+    )
+    return Start(client, data, weights, control, training or LocalTraining())
+
+
 class ScriptedEngine:
     """Clients that answer by a script: handler name -> function (client, message, round) -> reply."""
 
@@ -120,12 +139,15 @@ class Codes(torch.nn.Module):
         return inputs.new_zeros(len(inputs), 3)
 
 
-def scripted(clients: int, weights: Weights, participation: float = 1.0) -> tuple[Server, ScriptedEngine]:
+def scripted(
+    clients: int, weights: Weights, participation: float = 1.0, model: torch.nn.Module | None = None
+) -> tuple[Server, ScriptedEngine]:
     """A server in round 0 whose clients are scripted."""
     engine = ScriptedEngine()
+    known = Codes() if model is None else model
     server = Server(
         engine, clients=clients, classes=CLASSES, rounds=10, participation=participation, seed=0, initial=weights,
-        model=lambda weights: Codes(), sample=bars(1, [0], 0),
+        model=lambda weights: known, sample=bars(1, [0], 0),
     )  # fmt: skip
     server.state = State({"weights": weights})
     server.begin(0)

@@ -397,7 +397,7 @@ def give_data(folder: Path, samples: Samples, images: bool) -> None:
     datasets.Dataset.from_dict({"image": pictures, "label": labels}, features).to_parquet(str(folder / "train.parquet"))
 
 
-@pytest.mark.deploy
+@pytest.mark.faults
 def test_the_readme_leads_from_nothing_to_a_federation_and_past_a_kill_of_the_superlink(walk: Walk) -> None:
     certificates, server, key, node, run = walk.shell
     walk.do(certificates, walk.app)

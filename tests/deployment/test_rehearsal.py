@@ -134,7 +134,7 @@ def rounds_in_checkpoint(path: Path) -> int:
     return int(checkpoint["rounds"])
 
 
-@pytest.mark.deploy
+@pytest.mark.faults
 def test_a_rehearsal_that_is_stopped_or_killed_in_mid_round_goes_on_with_the_same_bits(tmp_path: Path) -> None:
     """Once each: Ctrl-C, kill -9 of the SuperLink, kill -9 of fedfill itself; every time a host has committed already."""
     options = {**TINY, **DPMS, "preliminary_rounds": 1, "mechanism": "single_release"}
@@ -377,7 +377,7 @@ class Mischief(FedAvg):
 '''
 
 
-@pytest.mark.deploy
+@pytest.mark.faults
 def test_hosts_that_misbehave_are_left_out_and_asked_again_until_too_few_are_left(tmp_path: Path) -> None:
     path, app, error = tmp_path / "run", tmp_path / "app", tmp_path / "error.txt"
     data = bars()[:HOSTS]

@@ -716,7 +716,8 @@ def test_one_client_is_central_training(
         server.begin(t)
         program.round(server, t)
         budget = LocalTraining(epochs=2, batch_size=16, learning_rate=1e-3 * 0.5**t)
-        central = fit(resident, Fit(central, program.loss, samples, budget), torch_stream(9, "fit", t, 0, 0)).weights
+        streams = (torch_stream(9, name, t, 0, 0) for name in ("fit", "draws"))
+        central = fit(resident, Fit(central, program.loss, samples, budget), *streams).weights
         assert all(torch.equal(central[name], server.state.weights[name]) for name in central)
 
 

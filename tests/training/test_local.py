@@ -45,7 +45,12 @@ def train(
     name: str = "x",
     **training: Any,
 ) -> Fitted:
-    return fit(resident, Fit(weights, loss, data, LocalTraining(**training), draw), torch_stream(0, name))
+    return fit(
+        resident,
+        Fit(weights, loss, data, LocalTraining(**training), draw),
+        torch_stream(0, name),
+        torch_stream(0, name, "draws"),
+    )
 
 
 def line(weight: float = 1.0) -> nn.Linear:

@@ -186,7 +186,8 @@ class _Fits:
     def __call__(self, request: Fit) -> Fitted:
         seed, t, i = self._stream
         start = time.perf_counter()
-        fitted = fit(self._resident, request, torch_stream(seed, "fit", t, i, self._done, device=self._device))
+        order, draws = (torch_stream(seed, name, t, i, self._done, device=self._device) for name in ("fit", "draws"))
+        fitted = fit(self._resident, request, order, draws)
         self._done += 1
         self.seconds += time.perf_counter() - start
         self.samples += fitted.samples

@@ -202,14 +202,16 @@ def build(
             if wide and dropout:
                 trunk.append(Dropout(dropout))
         encoder = Encoder(nn.Sequential(*trunk, nn.Flatten()), features, latent, settings.latent_activation)
-        size = settings.projection or (256 if "projection" in needs else None)
-        classifier = nn.Linear(size or latent, classes)
+        classifier = nn.Linear(latent, classes)
         _initialise(encoder)
         _initialise(classifier)
         projection = None
-        if size is not None:
+        if size := settings.projection or (256 if "projection" in needs else None):
+            # drawn after the others, so that the encoder starts as it does without a head
             projection = nn.Sequential(nn.Linear(latent, latent), nn.ReLU(), nn.Linear(latent, size))
+            classifier = nn.Linear(size, classes)
             _initialise(projection)
+            _initialise(classifier)
         if "decoder" not in needs:
             return Classifier(encoder, classifier, projection)
 

@@ -142,7 +142,7 @@ def gather_personal(scored: Sequence[tuple[Scored, Scored]], labels: Tensor, cla
         loss=float(torch.stack([test.losses.double().mean() for test in tests]).mean()),
         accuracy_by_class=[
             None if None in column else sum(column) / len(column) for column in zip(*by_class, strict=True)
-        ],  # type: ignore[arg-type]
+        ],
         accuracy_by_client=[float(own.correct.double().mean()) if len(own.correct) else None for own in owns],
     )
 

@@ -189,13 +189,15 @@ def batches(order: Tensor, batch_size: int) -> Iterator[Tensor]:
         start = stop
 
 
-def fit(resident: Resident, request: Fit, generator: torch.Generator) -> Fitted:
+def fit(resident: Resident, request: Fit, order: torch.Generator, draws: torch.Generator) -> Fitted:
     """Train the resident model as the request says.
 
     Args:
         resident: The worker's model.
         request: What to train from which weights, on what, and how.
-        generator: The stream of this training, on the model's device.
+        order: The stream of the mini-batches, on the model's device.
+        draws: The stream of what layers and losses draw, on the model's device; one of its own, so that algorithms which
+            draw in their loss see the same mini-batches as those which don't.
 
     Returns:
         New weights and what was done.
@@ -227,11 +229,11 @@ def fit(resident: Resident, request: Fit, generator: torch.Generator) -> Fitted:
     def schedule() -> Iterator[Tensor]:
         epoch = 0
         while n and (training.steps is not None or epoch < training.epochs):
-            order = torch.randperm(n, generator=generator, device=device)[:per_epoch]
-            yield from batches(order, training.batch_size)
+            shuffled = torch.randperm(n, generator=order, device=device)[:per_epoch]
+            yield from batches(shuffled, training.batch_size)
             epoch += 1
 
-    with draws_from(model, generator):
+    with draws_from(model, draws):
         for index in schedule():
             if resident.stop:
                 raise Interrupted
@@ -241,7 +243,7 @@ def fit(resident: Resident, request: Fit, generator: torch.Generator) -> Fitted:
                 break
             batch = Batch(resident.inputs(request.data, index), request.data.labels[index], index)
             optimizer.zero_grad(set_to_none=True)
-            loss = request.loss(model, batch, Context(request.weights, generator, steps))
+            loss = request.loss(model, batch, Context(request.weights, draws, steps))
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             total += loss.detach()

@@ -1,0 +1,70 @@
+"""FedDyn: objective, client state and server step by hand."""
+
+import pytest
+import torch
+from tests.helpers import run_rounds, scripted, start_of
+from torch import nn
+
+from fedfill.algorithms.fedavg import Update
+from fedfill.algorithms.feddyn import FedDyn
+from fedfill.errors import FedfillError
+
+
+class One(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.zeros(1))
+        self.register_buffer("mean", torch.zeros(1))
+
+
+def two(w: float, mean: float) -> dict[str, torch.Tensor]:
+    return {"w": torch.tensor([w]), "mean": torch.tensor([mean])}
+
+
+def test_objective_by_hand():
+    model = One()
+    with torch.no_grad():
+        model.w.fill_(3.0)
+    start = start_of(two(1.0, 0.0), model=One(), gradient={"w": torch.tensor([4.0])})
+    value = FedDyn(dyn_alpha=0.5).objective(start, lambda model, batch, context: 2 * model.w.sum())(model, None, None)
+    value.backward()
+    assert value.item() == pytest.approx(2 * 3 - 4 * 3 + 0.25 * 4)
+    assert model.w.grad.item() == pytest.approx(2 - 4 + 0.5 * 2)
+
+
+def test_a_clients_gradient_by_hand():
+    start = start_of(two(1.0, 0.0), model=One(), gradient=None)
+    algorithm = FedDyn(dyn_alpha=0.5)
+    assert algorithm.up(start, two(5.0, 9.0), steps=1) is None
+    assert start.client.state.gradient["w"].item() == -2.0
+    algorithm.up(start, two(0.0, 9.0), steps=1)
+    assert start.client.state.gradient["w"].item() == -1.5
+    assert list(start.client.state.gradient) == ["w"]
+
+
+def test_round_by_hand_with_half_of_the_clients():
+    server, engine = scripted(clients=4, weights=two(1.0, 0.0), participation=0.5, model=One())
+    server.state.h = {"w": torch.tensor([0.1])}
+    engine.script["train"] = lambda i, message, t: Update(two(2.0, 6.0), samples=1 + i)
+    FedDyn(dyn_alpha=0.5).round(server, 0)
+    h = 0.1 - 0.5 * (2 / 4) * (2.0 - 1.0)  # h - alpha/N sum (w_i - w)
+    assert server.state.h["w"].item() == pytest.approx(h)
+    assert server.state.weights["w"].item() == pytest.approx(2.0 - h / 0.5)
+    assert server.state.weights["mean"].item() == pytest.approx(6.0)
+
+
+def test_it_learns_and_its_local_problems_agree():
+    server = run_rounds(
+        FedDyn(dyn_alpha=0.1, local_epochs=3, batch_size=8), rounds=6, model={"latent_activation": "relu"}
+    )
+    assert server.evaluation.accuracy > 0.9
+    # with all clients in every round, h is minus the mean of the clients' gradients' part: h = mean(g_i)
+    for name, h in server.state.h.items():
+        own = torch.stack([server.client_states[i]["gradient"][name] for i in range(4)])
+        assert torch.allclose(own.mean(0), h, atol=1e-5)
+
+
+@pytest.mark.parametrize("settings", [{"local": "fedprox"}, {"aggregation": "fednova"}])
+def test_it_only_makes_sense_as_a_whole(settings):
+    with pytest.raises(FedfillError, match="with feddyn, which has its own; allowed: none"):
+        run_rounds(FedDyn(**settings), rounds=1)

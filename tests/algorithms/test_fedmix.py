@@ -1,0 +1,71 @@
+"""FedMix: the Taylor term by hand, its order, and that it trains."""
+
+import pytest
+import torch
+from tests.helpers import run_rounds
+from torch import nn
+from torch.nn import functional
+
+from fedfill.algorithms.fedmix import FedMix
+from fedfill.algorithms.naivemix import NaiveMix
+from fedfill.data.samples import Batch
+
+STREAM = torch.Generator().manual_seed(0)
+X, MEAN = torch.randn(5, 3, generator=STREAM).double(), torch.randn(3, generator=STREAM).double()
+TARGET = torch.tensor([0.2, 0.5, 0.3, 0.0]).double()
+BATCH = Batch(X, torch.tensor([0, 3, 1, 1, 2]), torch.arange(5))
+
+
+def smooth() -> nn.Module:
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(3, 6), nn.Tanh(), nn.Linear(6, 4)).double()
+
+
+def test_third_term_by_hand():
+    """Linear scores W u have the gradient W^T (softmax - onehot) in u."""
+    torch.manual_seed(0)
+    model, mix = nn.Linear(3, 4, bias=False).double(), 0.2
+    u = (1 - mix) * X
+    scores = model(u)
+    slope = (scores.softmax(1) - functional.one_hot(BATCH.labels, 4)) @ model.weight  # [5, 3]
+    expected = (
+        (1 - mix) * functional.cross_entropy(scores, BATCH.labels)
+        + mix * functional.cross_entropy(scores, TARGET.expand(5, 4))
+        + (1 - mix) * mix * (slope @ MEAN).mean()
+    )
+    assert FedMix(mix=mix).mixed_loss(model, BATCH, MEAN, TARGET).item() == pytest.approx(expected.item(), rel=1e-9)
+
+
+def test_it_is_mixup_up_to_the_second_order():
+    """Mixup of x with its label and x-bar with y-bar; halving lambda quarters what is left of the difference."""
+    model = smooth()
+
+    def mixup(mix: float) -> torch.Tensor:
+        scores = model((1 - mix) * X + mix * MEAN)
+        own, theirs = (functional.cross_entropy(scores, t) for t in (BATCH.labels, TARGET.expand(5, 4)))
+        return (1 - mix) * own + mix * theirs
+
+    def apart(mix: float) -> float:
+        # the term with y-bar is taken at u, which is of second order too
+        return abs((mixup(mix) - FedMix(mix=mix).mixed_loss(model, BATCH, MEAN, TARGET)).item())
+
+    assert 3.5 < apart(0.02) / apart(0.01) < 4.5
+
+
+def test_the_third_term_trains():
+    """With the graph of the input gradient cut off, the parameters would get the gradient of the first two terms."""
+    model = smooth()
+    algorithm = FedMix(mix=0.3)
+
+    def gradients(mean: torch.Tensor) -> list[torch.Tensor]:
+        return list(torch.autograd.grad(algorithm.mixed_loss(model, BATCH, mean, TARGET), list(model.parameters())))
+
+    with_term, without = gradients(MEAN), gradients(torch.zeros(3).double())
+    assert all((a - b).abs().max() > 1e-4 for a, b in zip(with_term[:3], without[:3], strict=True))
+
+
+def test_it_exchanges_like_naivemix():
+    costs = [run_rounds(kind(local_epochs=1, group_size=8), rounds=2).costs for kind in (NaiveMix, FedMix)]
+    assert costs[0].legs == costs[1].legs
+    means = 5 * (64 + 4) * 4  # five groups of eight, each an image and four shares
+    assert costs[0].legs["share_means"] == [0, 4 * means]

@@ -1,0 +1,125 @@
+"""MOON: the contrast by hand, slow against fast, and what a client remembers."""
+
+import itertools
+import math
+
+import pytest
+import torch
+from tests.helpers import bars, run_rounds, start_of
+from torch.nn import functional
+
+from fedfill.algorithms.fedavg import FedAvg
+from fedfill.algorithms.moon import Moon, model_contrast
+from fedfill.data.samples import Batch, normalise
+from fedfill.errors import FedfillError
+from fedfill.models.networks import ModelSettings, build
+from fedfill.models.views import weights_of
+from fedfill.training.local import Context
+from fedfill.training.losses import cross_entropy
+
+
+def net(seed: int, width: str = "paper"):
+    settings = ModelSettings(width=width, dropout=0.5 if width == "wide" else None)
+    return build("cnn2", (1, 8, 8), 4, settings, needs=("projection",), seed=seed)
+
+
+def plain(model, batch, context):
+    return cross_entropy(model, batch)
+
+
+def test_contrast_by_hand():
+    z = torch.tensor([[1.0, 0.0], [0.0, 2.0]])
+    received = torch.tensor([[3.0, 0.0], [1.0, 0.0]])  # cosines 1 and 0
+    previous = torch.tensor([[0.0, 1.0], [0.0, 1.0]])  # cosines 0 and 1
+    e = math.exp(1 / 0.5)
+    expected = (-math.log(e / (e + 1)) - math.log(1 / (1 + e))) / 2
+    assert model_contrast(z, received, previous, 0.5).item() == pytest.approx(expected, rel=1e-6)
+
+
+def test_a_first_training_has_no_contrast():
+    start = start_of(weights_of(net(0)), model=net(0), previous=None)
+    assert Moon().objective(start, plain) is plain
+
+
+@pytest.mark.parametrize("contrast", ["projection", "latent", "logits"])
+@pytest.mark.parametrize("width", ["paper", "wide"])
+def test_slow_against_fast(contrast: str, width: str):
+    """The objective is the one that runs all three networks on each mini-batch, the fixed ones in evaluation mode."""
+    data = bars(30, [0, 1, 2], 0)
+    received, previous = weights_of(net(1, width)), weights_of(net(2, width))
+    start = start_of(received, model=net(0, width), data=data, previous=previous)
+    algorithm = Moon(mu=2.0, temperature=0.3, contrast=contrast)
+    objective = algorithm.objective(start, plain)
+    index = torch.tensor([3, 29, 0, 11])
+    batch = Batch(normalise(data.inputs[index]), data.labels[index], index)
+    model = net(3, width).train()
+    if width == "wide":
+        model.encoder.trunk.apply(lambda layer: setattr(layer, "p", 0.0) if hasattr(layer, "p") else None)
+    context = Context(received, torch.Generator(), 0)
+
+    def z(model):
+        codes = model.encoder(batch.inputs)
+        return {"latent": codes, "projection": model.projection(codes), "logits": model(batch.inputs)}[contrast]
+
+    with torch.no_grad():
+        fixed = [z(net(seed, width).eval()) for seed in (1, 2)]
+    own = z(model)
+    sims = [functional.cosine_similarity(own, other) / 0.3 for other in fixed]
+    term = -torch.log(sims[0].exp() / (sims[0].exp() + sims[1].exp())).mean()
+    slow = cross_entropy(model, batch) + 2.0 * term
+    fast = objective(model, batch, context)
+    assert fast.item() == pytest.approx(slow.item(), rel=1e-4)
+    grads = [torch.autograd.grad(value, list(model.parameters())) for value in (slow, fast)]
+    assert all(torch.allclose(a, b, atol=1e-4) for a, b in zip(*grads, strict=True))
+
+
+def test_the_head_stands_in_the_prediction_path():
+    model = net(0)
+    x = torch.rand(3, 1, 8, 8)
+    assert torch.equal(model(x), model.classifier(model.projection(model.encoder(x))))
+    assert model.classifier.in_features == 256
+    small = build("cnn2", (1, 8, 8), 4, ModelSettings(projection=8), seed=0)
+    assert small.classifier.in_features == 8
+    # the encoder starts as everybody's does
+    assert torch.equal(model.encoder.mu.weight, build("cnn2", (1, 8, 8), 4, ModelSettings(), seed=0).encoder.mu.weight)
+
+
+def test_a_client_that_is_not_selected_keeps_its_stale_model():
+    kept: list[dict[int, torch.Tensor]] = []
+
+    def after(server, t):
+        states = server._engine.states()
+        kept.append({i: state["previous"]["classifier.weight"].clone() for i, state in states.items()})
+
+    run_rounds(Moon(local_epochs=1, batch_size=8), rounds=3, participation=0.5, after=after)
+    for before, now in itertools.pairwise(kept):
+        changed = [i for i in before if not torch.equal(before[i], now[i])]
+        assert len(changed) <= 2
+        assert set(before) <= set(now)
+    assert any(i in kept[0] and torch.equal(kept[0][i], kept[1][i]) for i in kept[0]) or len(kept[1]) > 2
+
+
+def test_the_first_round_is_fedavg_on_the_same_network_and_mu_0_always_is():
+    settings = {"local_epochs": 2, "batch_size": 8}
+    for rounds, mu, same in ((1, 5.0, True), (2, 5.0, False), (2, 0.0, True)):
+        plain_run = run_rounds(FedAvg(**settings), rounds=rounds, model={"projection": 256}).state.weights
+        moon = run_rounds(Moon(**settings, mu=mu), rounds=rounds).state.weights
+        assert all(torch.allclose(moon[n], plain_run[n], atol=1e-6) for n in plain_run) is same
+
+
+def test_a_network_without_the_head_is_refused():
+    import fedfill
+
+    class Bare(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.encoder = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 8))
+            self.classifier = torch.nn.Linear(8, 10)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.classifier(self.encoder(x))
+
+    with pytest.raises(
+        FedfillError, match="moon needs the parts encoder, projection, classifier, and Bare has no 'projection'"
+    ):
+        fedfill.run("moon", model=Bare(), rounds=1, clients=4)

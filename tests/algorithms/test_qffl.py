@@ -1,0 +1,62 @@
+"""q-FFL: a client's numbers and a round by hand, and q = 0."""
+
+import math
+
+import pytest
+import torch
+from tests.helpers import bars, run_rounds, scripted, start_of
+from torch import nn
+
+from fedfill.algorithms.fedavg import FedAvg, Update
+from fedfill.algorithms.qffl import QFFL
+from fedfill.training.local import LocalTraining
+
+
+class One(nn.Module):
+    """Two scores, 0 and w, whatever the input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.zeros(1))
+        self.register_buffer("mean", torch.zeros(1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.stack([torch.zeros(len(x)), self.w.expand(len(x))], 1)
+
+
+def two(w: float, mean: float) -> dict[str, torch.Tensor]:
+    return {"w": torch.tensor([w]), "mean": torch.tensor([mean])}
+
+
+def test_a_clients_numbers_by_hand():
+    start = start_of(two(0.0, 1.0), model=One(), data=bars(6, [0, 1], 0), training=LocalTraining(learning_rate=0.1))
+    packed, h = QFFL(q=2.0).pack(start, two(-0.3, 4.0), steps=5)
+    loss, moved = math.log(2), 10 * 0.3
+    assert packed["w"].item() == pytest.approx(loss**2 * moved, rel=1e-5)
+    assert packed["mean"].item() == 4.0
+    assert h == pytest.approx(2 * loss * moved**2 + 10 * loss**2, rel=1e-5)
+
+
+def test_round_by_hand():
+    server, engine = scripted(clients=2, weights=two(10.0, 0.0), model=One())
+    engine.script["train"] = lambda i, message, t: Update(
+        two([6.0, 3.0][i], float(i)), [1, 999][i], scale=[1.0, 2.0][i]
+    )
+    QFFL().round(server, 0)
+    assert server.state.weights["w"].item() == pytest.approx(10 - 9 / 3)
+    assert server.state.weights["mean"].item() == pytest.approx(0.5)
+
+
+def test_q_0_is_the_plain_mean():
+    settings = {"local_epochs": 2, "batch_size": 8, "optimizer": "sgd", "learning_rate": 0.05}
+    plain = run_rounds(FedAvg(**settings, weighting="uniform"), rounds=2).state.weights
+    fair = run_rounds(QFFL(**settings, q=0.0), rounds=2).state.weights
+    assert all(torch.allclose(fair[n], plain[n], atol=1e-5) for n in plain)
+
+
+def test_a_client_with_a_larger_loss_moves_the_model_more():
+    packed = {}
+    for i, received in enumerate((two(0.0, 0.0), two(3.0, 0.0))):  # labels 0: the loss grows with w
+        start = start_of(received, model=One(), data=bars(4, [0], 0), training=LocalTraining(learning_rate=0.1))
+        packed[i] = QFFL(q=1.0).pack(start, {**received, "w": received["w"] - 0.1}, steps=1)
+    assert packed[1][0]["w"].item() > 3 * packed[0][0]["w"].item()

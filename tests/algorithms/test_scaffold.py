@@ -1,0 +1,99 @@
+"""SCAFFOLD: one round of two clients by hand, and what its control variates must be."""
+
+import pytest
+import torch
+from tests.helpers import run_rounds, scripted, start_of
+from torch import nn
+
+from fedfill.algorithms.fedavg import FedAvg, Update
+from fedfill.algorithms.scaffold import Scaffold
+from fedfill.errors import FedfillError
+from fedfill.training.local import LocalTraining
+
+TRAINING = LocalTraining(optimizer="sgd", learning_rate=0.5)
+
+
+def one(value: float) -> dict[str, torch.Tensor]:
+    return {"w": torch.tensor([value])}
+
+
+class One(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.zeros(1))
+        self.register_buffer("count", torch.zeros(1))
+
+
+def test_the_corrected_gradient_by_hand():
+    model = One()
+    start = start_of(one(0.0), control=one(3.0), model=model, training=TRAINING)
+    start.client.state.control = one(1.0)
+    objective = Scaffold().objective(start, lambda model, batch, context: 5 * model.w.sum())
+    objective(model, None, None).backward()
+    assert model.w.grad.item() == 5 - 1 + 3  # g - c_i + c
+
+
+def test_the_new_control_variate_by_hand():
+    start = start_of(one(2.0), control=one(3.0), model=One(), training=TRAINING)
+    start.client.state.control = one(1.0)
+    change = Scaffold().up(start, one(0.0), steps=4)
+    # c_i+ = 1 - 3 + (2 - 0) / (4 * 0.5) = -1
+    assert start.client.state.control["w"].item() == -1.0
+    assert change["w"].item() == -2.0
+
+
+def test_a_client_without_steps_changes_nothing():
+    start = start_of(one(2.0), control=one(3.0), model=One(), training=TRAINING)
+    start.client.state.control = one(1.0)
+    assert Scaffold().up(start, one(2.0), steps=0)["w"].item() == 0.0
+    assert start.client.state.control["w"].item() == 1.0
+
+
+def test_the_server_steps_by_hand_with_half_of_the_clients():
+    server, engine = scripted(clients=4, weights=one(1.0), participation=0.5, model=One())
+    server.state.control = one(10.0)
+    engine.script["train"] = lambda i, message, t: Update(one(float(i)), samples=10 * i + 1, control=one(float(i)))
+    Scaffold().round(server, 0)
+    cohort = [i for _, _, i, _ in engine.sent]
+    mean = sum(cohort) / 2
+    assert server.state.weights["w"].item() == mean  # uniform
+    assert server.state.control["w"].item() == 10.0 + 2 / 4 * mean  # |S|/N
+    assert all(message.control["w"].item() == 10.0 for _, _, _, message in engine.sent)
+
+
+def test_the_servers_control_is_the_mean_of_the_clients_when_all_take_part():
+    server = run_rounds(Scaffold(local_epochs=2, batch_size=8), rounds=3)
+    for name, c in server.state.control.items():
+        own = torch.stack([server.client_states[i]["control"][name] for i in range(4)])
+        assert torch.allclose(own.mean(0), c, atol=1e-5)
+
+
+def test_the_first_round_is_fedavg_and_the_second_is_not():
+    settings = {"local_epochs": 2, "batch_size": 8, "optimizer": "sgd", "learning_rate": 0.05, "weighting": "uniform"}
+    for rounds, same in ((1, True), (2, False)):
+        plain = run_rounds(FedAvg(**settings), rounds=rounds).state.weights
+        controlled = run_rounds(Scaffold(**settings), rounds=rounds).state.weights
+        assert all(torch.allclose(controlled[n], plain[n], atol=1e-6) for n in plain) is same
+
+
+def test_buffers_have_no_control_variate_and_traffic_doubles():
+    server = run_rounds(Scaffold(local_epochs=1, batch_size=8), rounds=1, model={"width": "wide"})
+    assert not any("running" in name or "num_batches" in name for name in server.state.control)
+    assert any("running" in name for name in server.state.weights)
+    model = sum(t.numel() * t.element_size() for t in server.initial.values())
+    control = sum(t.numel() * t.element_size() for t in server.state.control.values())
+    assert server.costs.legs["train"] == [4 * (model + control), 4 * (model + control + 8)]
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"optimizer": "adam"}, "optimizer: found optimizer=adam with scaffold"),
+        ({"momentum": 0.9}, "and momentum=0.9 with scaffold"),
+        ({"aggregation": "fednova"}, "aggregation: found fednova with scaffold"),
+        ({"local": "fedprox"}, "local: found fedprox with scaffold, which has its own"),
+    ],
+)
+def test_combinations_that_make_no_sense(settings, sentence):
+    with pytest.raises(FedfillError, match=sentence):
+        run_rounds(Scaffold(**settings), rounds=1)

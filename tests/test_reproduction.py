@@ -1,0 +1,140 @@
+"""Reproductions: tables filled row by row, figures of other settings left out, and whatever the README says kept."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+import fedfill.reproduction as module
+from fedfill.engines.local import LocalEngine
+from fedfill.errors import FedfillError
+from fedfill.reproduction import BEGIN, END, Reproduction, markdown, reproduce
+from fedfill.runs.directory import read_toml
+
+TABLE = """
+title = "A table"
+source = "Somebody, somewhere."
+figures = ["best_accuracy"]
+seeds = [0, 1]
+
+[options]
+rounds = 2
+clients = 3
+local_epochs = 1
+data_fraction = 0.2
+
+[[rows]]
+name = "FedAvg"
+algorithm = "fedavg"
+paper = { best_accuracy = 0.5 }
+
+[[rows]]
+name = "FedProx, strong"
+algorithm = "fedprox"
+options = { mu = 0.1 }
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    path = tmp_path / "table"
+    path.mkdir()
+    (path / "table.toml").write_text(TABLE)
+    return path
+
+
+def test_a_table_is_filled_and_finished_runs_are_not_run_again(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = reproduce(folder, out=tmp_path / "runs")
+    assert [(entry.row, entry.seed) for entry in found.entries] == [
+        ("FedAvg", 0), ("FedProx, strong", 0), ("FedAvg", 1), ("FedProx, strong", 1),
+    ]  # fmt: skip
+    text = (folder / "README.md").read_text()
+    assert text.startswith("# A table\n\nSomebody, somewhere.\n")
+    summaries = [json.loads(path.read_text()) for path in sorted(tmp_path.glob("runs/table/fedavg-*/summary.json"))]
+    mean = sum(summary["best_accuracy"] for summary in summaries) / 2
+    assert f"| FedAvg | 0.5000 | {mean:.4f} ± " in text
+    assert f"{mean - 0.5:+.4f} |" in text
+    assert "| FedProx, strong | – | " in text
+
+    def never(*args: object) -> None:
+        raise AssertionError("something was trained")
+
+    monkeypatch.setattr(LocalEngine, "call", never)
+    before = (folder / "results.json").read_text()
+    reproduce(folder, out=tmp_path / "runs")
+    assert (folder / "results.json").read_text() == before
+
+
+def test_one_row_and_one_seed_are_added_to_the_others_and_the_text_around_stays(folder: Path, tmp_path: Path) -> None:
+    (folder / "README.md").write_text(f"# Mine\n\n{BEGIN}\nold\n{END}\n\nWhat we make of it.\n")
+    reproduce(folder, only=["FedAvg"], seeds=[3], out=tmp_path / "runs")
+    found = reproduce(folder, only=["FedProx, strong"], seeds=[4], out=tmp_path / "runs")
+    assert {(entry.row, entry.seed) for entry in found.entries} == {("FedAvg", 3), ("FedProx, strong", 4)}
+    text = (folder / "README.md").read_text()
+    assert text.startswith(f"# Mine\n\n{BEGIN}\n| ")
+    assert text.endswith(f"{END}\n\nWhat we make of it.\n")
+    assert "old" not in text
+
+
+def test_figures_of_other_settings_or_versions_are_left_out(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reproduce(folder, seeds=[0], out=tmp_path / "runs")
+    (folder / "table.toml").write_text(TABLE.replace("mu = 0.1", "mu = 0.2"))
+    found = reproduce(folder, only=["FedAvg"], seeds=[1], out=tmp_path / "runs")
+    assert [(entry.row, entry.seed) for entry in found.entries] == [("FedAvg", 0), ("FedAvg", 1)]
+    monkeypatch.setattr(module, "__version__", "9.9")
+    found = reproduce(folder, only=["FedAvg"], seeds=[1], out=tmp_path / "runs")
+    assert [(entry.row, entry.seed) for entry in found.entries] == [("FedAvg", 1)]
+
+
+def test_the_committed_tables_are_sound() -> None:
+    """Every table of the repository can be read, and its README shows exactly its results."""
+    folders = sorted(path.parent for path in (Path(__file__).parents[1] / "experiments").glob("*/table.toml"))
+    assert folders
+    for path in folders:
+        table = module.checked(module.TableFile, read_toml(path / "table.toml"), "table.toml")
+        entries = tuple(module._read(path))
+        assert {entry.row for entry in entries} <= {row.name for row in table.rows}
+        assert markdown(Reproduction(path, table, entries)) in (path / "README.md").read_text(), path
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "sentence"),
+    [
+        ('name = "FedAvg"', 'nam = "FedAvg"', "rows"),
+        ("rounds = 2", "rouns = 2", "has no 'rouns'"),
+        ('algorithm = "fedprox"', 'algorithm = "fedprx"', "did you mean 'fedprox'"),
+        ("mu = 0.1", "mu = -1", "mu: found -1; allowed: at least 0"),
+        ("title", "titel", "unknown name 'titel'; did you mean 'title'"),
+        ("seeds = [0, 1]", "seeds = []", "seeds"),
+    ],
+)
+def test_slips_in_a_table_are_found_before_anything_runs(
+    folder: Path, tmp_path: Path, old: str, new: str, sentence: str
+) -> None:
+    (folder / "table.toml").write_text(TABLE.replace(old, new))
+    with pytest.raises(FedfillError) as refusal:
+        reproduce(folder, out=tmp_path / "runs")
+    assert sentence in str(refusal.value)
+    assert not (tmp_path / "runs").exists()
+    assert not (folder / "README.md").exists()
+
+
+def test_other_slips(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(FedfillError, match="only: found 'FedAvgg'; did you mean 'FedAvg'"):
+        reproduce(folder, only=["FedAvgg"])
+    with pytest.raises(FedfillError, match="reproduce: 'rounds' would change the experiment"):
+        reproduce(folder, rounds=3)
+    with pytest.raises(FedfillError, match=r"table: found no table.toml in 'tabel'"):
+        reproduce("tabel")
+    (folder / "results.json").write_text("[{}]")
+    with pytest.raises(FedfillError, match=r"results.json is damaged"):
+        reproduce(folder, out=tmp_path / "runs")
+    (folder / "results.json").unlink()
+    (folder / "README.md").write_text("no marks")
+    with pytest.raises(FedfillError, match="must hold the line"):
+        reproduce(folder, only=["FedAvg"], seeds=[0], out=tmp_path / "runs")
