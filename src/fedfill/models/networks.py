@@ -1,6 +1,6 @@
-"""The networks of the FedDPMS paper (supplement, tables 1 and 2), as classifiers and as variational auto-encoders.
+"""The networks of the papers: FedDPMS's (supplement, tables 1 and 2), as classifiers and as auto-encoders, and Fed-ZDA's.
 
-Both have the same named parts, so that a baseline and FedDPMS share every tensor that they have in common:
+All have the same named parts, so that a baseline and FedDPMS share every tensor that they have in common:
 
 * ``encoder``: convolutional trunk and latent layer (``encoder.mu``; with a decoder also ``encoder.logvar``),
 * ``classifier``: latent code to class scores,
@@ -27,6 +27,7 @@ NAMES = {
     "auto": "the FedDPMS paper's network for the images' shape: cnn2 for grey images, cnn4 for colour",
     "cnn2": "two 3x3 convolutions with 2x2 pooling, a latent layer, a linear classifier (supplement, FMNIST column)",
     "cnn4": "four 3x3 convolutions with 2x2 pooling, a latent layer, a linear classifier (supplement, CIFAR column)",
+    "cnn2bn": "the Fed-ZDA paper's: two convolutions with batch norm and pooling, and a linear classifier; two hidden layers for colour",
 }
 
 
@@ -80,12 +81,12 @@ class Classifier(nn.Module):
     """Encoder and classifier: the network of the baselines.
 
     Args:
-        encoder: Maps images to latent means.
+        encoder: Maps images to latent means, or to features.
         classifier: Maps latent codes ``[b, l]``, or what the projection makes of them, to class scores ``[b, classes]``.
         projection: Maps latent codes to ``[b, d]``; None: there is no head between encoder and classifier.
     """
 
-    def __init__(self, encoder: Encoder, classifier: nn.Module, projection: nn.Module | None = None) -> None:
+    def __init__(self, encoder: nn.Module, classifier: nn.Module, projection: nn.Module | None = None) -> None:
         super().__init__()
         self.encoder = encoder
         self.projection = projection
@@ -109,6 +110,8 @@ class VAEClassifier(Classifier):
         decoder: Maps latent codes ``[b, l]`` to images in (0, 1), ``[b, channels, side, side]``.
         projection: As in `Classifier`.
     """
+
+    encoder: Encoder
 
     def __init__(
         self, encoder: Encoder, classifier: nn.Module, decoder: nn.Module, projection: nn.Module | None = None
@@ -174,6 +177,8 @@ def build(
             f"model: '{name}' takes images of 1 or 3 channels with sides that are multiples of 4, found shape {list(shape)}; "
             "give a torch.nn.Module of your own from Python"
         )
+    if name == "cnn2bn":
+        return _with_batch_norm(shape, classes, settings, needs=needs, seed=seed)
     channels, height, width = shape
     if name == "auto":
         name = "cnn2" if channels == 1 else "cnn4"
@@ -234,6 +239,40 @@ def build(
         _initialise(encoder.logvar)
         _initialise(decoding)
         return VAEClassifier(encoder, classifier, decoding, projection)
+
+
+def _with_batch_norm(
+    shape: tuple[int, ...], classes: int, settings: ModelSettings, *, needs: Collection[str], seed: int
+) -> Classifier:
+    """The network of the Fed-ZDA paper (section 4.1), with torch's initial weights: the paper is silent on these."""
+    channels, height, width = shape
+    own = {"projection": settings.projection}
+    if settings != ModelSettings(**own):
+        raise FedfillError(
+            "model setting: cnn2bn has one shape only, so width, latent, latent_activation and dropout don't apply; allowed: projection"
+        )
+    if "decoder" in needs:
+        raise FedfillError("model: cnn2bn has no decoder; allowed for this algorithm: auto, cnn2, cnn4")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        kernel, plan = (5, (16, 32)) if channels == 1 else (3, (16, 16))
+        layers: list[nn.Module] = []
+        inputs = channels
+        for outputs in plan:
+            convolution = nn.Conv2d(inputs, outputs, kernel, padding=kernel // 2)
+            # a maximum before a ReLU has the same bits as one behind it, on a quarter of the values
+            layers += [convolution, nn.BatchNorm2d(outputs), nn.MaxPool2d(2), nn.ReLU()]
+            inputs = outputs
+        layers.append(nn.Flatten())
+        features = inputs * (height // 4) * (width // 4)
+        if channels != 1:
+            layers += [nn.Linear(features, 80), nn.ReLU(), nn.Linear(80, 60), nn.ReLU()]
+            features = 60
+        encoder = nn.Sequential(*layers)
+        projection, size = None, settings.projection or (256 if "projection" in needs else None)
+        if size:
+            projection = nn.Sequential(nn.Linear(features, features), nn.ReLU(), nn.Linear(features, size))
+        return Classifier(encoder, nn.Linear(size or features, classes), projection)
 
 
 def _initialise(module: nn.Module) -> None:
