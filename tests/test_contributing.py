@@ -7,10 +7,19 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.helpers import scripted
+from tests.helpers import run_rounds, scripted
 
 from fedfill.algorithms import _registry
 from fedfill.algorithms.fedavg import Update
+from fedfill.algorithms.fedvae import FedVAE
+
+
+class One(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = torch.nn.Parameter(torch.zeros(1))
+        self.register_buffer("mean", torch.zeros(1))
+
 
 TEXT = (Path(__file__).parents[1] / "CONTRIBUTING.md").read_text()
 
@@ -34,14 +43,21 @@ def test_the_example_passes_the_linter():
 
 
 def test_the_example_is_server_momentum_by_hand(example):
-    server, engine = scripted(clients=2, weights={"w": torch.tensor([0.0])})
+    server, engine = scripted(clients=2, weights={"w": torch.tensor([0.0]), "mean": torch.tensor([0.0])}, model=One())
     algorithm = example(server_momentum=0.5)
     server.state.velocity = algorithm.server_state(server.initial)["velocity"]
-    engine.script["train"] = lambda i, message, t: Update({"w": message.weights["w"] + 1}, samples=1)
+    engine.script["train"] = lambda i, message, t: Update({k: w + 1 for k, w in message.weights.items()}, 1)
     algorithm.round(server, 0)
     assert server.state.weights["w"].item() == 1.0
     algorithm.round(server, 1)
     assert server.state.weights["w"].item() == 1.0 + 1.5
+    assert server.state.weights["mean"].item() == 2.0
+
+
+def test_the_example_composes(example):
+    plain = run_rounds(FedVAE(local_epochs=1, batch_size=8), rounds=3).state.weights
+    composed = run_rounds(FedVAE(local_epochs=1, batch_size=8, aggregation="fedavgm"), rounds=3).state.weights
+    assert not all(torch.equal(composed[name], tensor) for name, tensor in plain.items())
 
 
 def test_the_example_runs_by_its_name(example, tmp_path):

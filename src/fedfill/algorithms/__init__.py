@@ -361,12 +361,18 @@ class Composable(Algorithm):
         """
 
     def server_state(self, initial: Weights) -> dict[str, Tree]:
-        """The global model, and what the local objective keeps at the server."""
-        return self.local.server_state(initial) if self.local else super().server_state(initial)
+        """The global model, and what local objective and aggregation keep at the server."""
+        state = super().server_state(initial)
+        for method in filter(None, (self.local, self.aggregation)):
+            state |= method.server_state(initial)
+        return state
 
     def client_state(self) -> dict[str, Tree]:
-        """What the local objective keeps at a client."""
-        return self.local.client_state() if self.local else super().client_state()
+        """What local objective and aggregation keep at a client."""
+        state = super().client_state()
+        for method in filter(None, (self.local, self.aggregation)):
+            state |= method.client_state()
+        return state
 
     # The local objective
 

@@ -138,9 +138,7 @@ def federate(
             "class."
         )
     if len(left := train.labels) > sum(map(len, parts)):
-        notes.append(
-            f"The partitioner left out {len(left) - sum(map(len, parts)):,} of {len(left):,} training samples."
-        )
+        notes.append(f"The partition left out {len(left) - sum(map(len, parts)):,} of {len(left):,} training samples.")
     if client_test:
         without = sum(not len(member.test) for member in members)
         notes.append(

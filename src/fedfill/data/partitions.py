@@ -254,6 +254,7 @@ def multimodal(
     for own, size in zip(members, sizes, strict=True):
         # a stratified share of the group's samples, so that its classes keep their proportions
         kept = own[hold_out(labels[own], 1 - each * int(size) / len(own), rng)[0]]
+        _check_shards(spec, labels[kept], int(size), count)  # classes are rounded, so a few samples may be missing
         dealt += [kept[part] for part in _deal(labels[kept], int(size), count, rng)]
     return dealt
 

@@ -215,9 +215,9 @@ def fit(resident: Resident, request: Fit, order: torch.Generator, draws: torch.G
             if getattr(layer, "running_mean", None) is not None:
                 layer.eval()
     parameters = [p for name, p in model.named_parameters() if name in request.weights and p.requires_grad]
-    optimizer = make_optimizer(parameters, training)
     if not parameters:
         raise ValueError("fit needs at least one trainable parameter among the weights")
+    optimizer = make_optimizer(parameters, training)
     if request.samples_per_epoch is not None and request.samples_per_epoch < 1:
         raise ValueError(f"samples_per_epoch is {request.samples_per_epoch}; at least 1 is needed")
     n = len(request.data)

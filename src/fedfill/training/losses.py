@@ -17,11 +17,11 @@ def cross_entropy(model: nn.Module, batch: Batch) -> Tensor:
 
 def squared_distance(model: nn.Module, weights: Weights) -> Tensor:
     """||w - v||^2 over those of the model's trainable parameters that are named in `weights`, a scalar."""
-    own = [(parameter, weights[name]) for name, parameter in model.named_parameters() if name in weights]
-    return sum(((parameter - other).square().sum() for parameter, other in own), torch.zeros(()))
+    own = [(p, weights[name]) for name, p in model.named_parameters() if p.requires_grad and name in weights]
+    return sum(((p - other).square().sum() for p, other in own), torch.zeros(()))
 
 
 def inner_product(model: nn.Module, weights: Weights) -> Tensor:
     """<w, v> over those of the model's trainable parameters that are named in `weights`, a scalar: its gradient is v."""
-    own = [(parameter, weights[name]) for name, parameter in model.named_parameters() if name in weights]
-    return sum(((parameter * other).sum() for parameter, other in own), torch.zeros(()))
+    own = [(p, weights[name]) for name, p in model.named_parameters() if p.requires_grad and name in weights]
+    return sum(((p * other).sum() for p, other in own), torch.zeros(()))
