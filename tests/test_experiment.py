@@ -760,7 +760,7 @@ def test_another_program_is_another_experiment(tmp_path: Path) -> None:
         with pytest.raises(FedfillError, match="holds another experiment"):
             fedfill.run("fedavg", model=nets[1], clients=2, rounds=1, local_epochs=1, out=tmp_path / "net")
     finally:
-        from fedfill.algorithms import _registry
+        from fedfill.algorithm import _registry
 
         _registry.pop("mine", None)
 

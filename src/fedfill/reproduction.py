@@ -129,12 +129,17 @@ def reproduce(
     folder = find_table(table)
     content = checked(TableFile, read_toml(folder / "table.toml"), "table.toml")
     names = [row.name for row in content.rows]
+    if twice := [name for k, name in enumerate(names) if name in names[:k]]:
+        raise FedfillError(f"rows: the name '{twice[0]}' is given twice")
     for name in only:
         if name not in names:
             raise FedfillError(f"only: found '{name}'; {did_you_mean(name, names)}")
     for name in options.keys() - INCIDENTAL:
         raise FedfillError(f"reproduce: '{name}' would change the experiment; allowed: {', '.join(sorted(INCIDENTAL))}")
     chosen = [int(seed) for seed in (content.seeds if seeds is None else seeds)]
+    if not chosen or min(chosen) < 0:
+        found = ", ".join(map(str, chosen)) or "none"
+        raise FedfillError(f"seeds: found {found}; allowed: one or more whole numbers of at least 0")
 
     def arranged(row: TableRow, seed: int) -> Prepared:
         words = {"data": "digits", "partition": "dirichlet:0.5", "model": "auto", **content.options, **row.options}
@@ -161,7 +166,7 @@ def find_table(table: str | Path) -> Path:
     """The folder of a table.
 
     Args:
-        table: A folder with ``table.toml``, that file, or the name of a folder below ``experiments``.
+        table: A folder with ``table.toml``, or the name of one below ``experiments``.
 
     Returns:
         The folder.

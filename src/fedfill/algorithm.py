@@ -1,0 +1,209 @@
+"""What every algorithm has: settings, a name, a place in the registry, and the few methods that the loop calls."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Mapping
+from typing import Any, ClassVar, Self
+
+from pydantic import BaseModel, ConfigDict, Field
+from torch import Tensor, nn
+
+from fedfill.data.samples import Batch, Samples
+from fedfill.engines.contract import Server
+from fedfill.errors import FedfillError, did_you_mean
+from fedfill.training.local import Buffers, Context, LocalTraining, OptimizerName
+from fedfill.training.losses import cross_entropy
+from fedfill.tree import Tree, Weights
+
+_registry: dict[str, type[Algorithm]] = {}
+
+
+class Algorithm(BaseModel):
+    """Base of the algorithms. The fields are the settings; an instance is frozen and holds nothing else.
+
+    A subclass with a `name` is found by that name everywhere. It implements `round`, keeps what outlives a round in
+    ``server.state`` and ``client.state``, and marks its client programs with ``@client_handler``.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, protected_namespaces=())
+
+    name: ClassVar[str] = ""
+    parts: ClassVar[tuple[str, ...]] = ()
+    """Named parts that the algorithm needs in the model; built-in networks make a ``"decoder"`` and a ``"projection"`` on request."""
+    personal: ClassVar[bool] = False
+    """Whether clients are evaluated with models of their own: those of `personal_weights`."""
+    pooled: ClassVar[bool] = False
+    """Whether all training data lie in one place, with client 0; the own test splits stay with their clients."""
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+    """Settings by data set that stand in for the defaults, where the paper has others for each data set."""
+
+    local_epochs: int = Field(default=5, ge=1)
+    """Passes of a client over its data in a round (E)."""
+    local_steps: int | None = Field(default=None, ge=1)
+    """Mini-batches in a round, in place of epochs."""
+    batch_size: int = Field(default=64, ge=1)
+    """Samples in a mini-batch (B)."""
+    optimizer: OptimizerName = "adam"
+    """Of the local training, fresh in each round."""
+    learning_rate: float = Field(default=1e-3, gt=0, allow_inf_nan=False)
+    """Step size of the local training."""
+    momentum: float = Field(default=0.0, ge=0, lt=1)
+    """Of the optimizer sgd."""
+    weight_decay: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    """L2 penalty of the local training."""
+    lr_decay: float = Field(default=0.5, gt=0, le=1)
+    """Factor of the learning rate every `lr_decay_every` rounds; 1 keeps it constant."""
+    lr_decay_every: int = Field(default=10, ge=1)
+    """Rounds between two decays of the learning rate."""
+    buffers: Buffers = "average"
+    """Running statistics of normalisation layers: learnt and averaged like parameters (average), or left as the initial model has them and normalised with (frozen)."""
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **options: Any) -> None:
+        """Register the algorithm by its name."""
+        super().__pydantic_init_subclass__(**options)
+        if "name" in cls.__dict__:
+            other = _registry.get(cls.name)
+            if other is not None and (other.__module__, other.__qualname__) != (cls.__module__, cls.__qualname__):
+                raise FedfillError(
+                    f"algorithm: the name '{cls.name}' of {cls.__qualname__} is taken by {other.__qualname__}"
+                )
+            _registry[cls.name] = cls
+
+    def needs(self) -> tuple[str, ...]:
+        """Named parts that the algorithm needs in the model, with these settings."""
+        return self.parts
+
+    def training(self, t: int) -> LocalTraining:
+        """Budget and optimizer of the local training in round `t`, the decay of the learning rate applied."""
+        return LocalTraining(
+            epochs=self.local_epochs,
+            steps=self.local_steps,
+            batch_size=self.batch_size,
+            optimizer=self.optimizer,
+            learning_rate=self.learning_rate * self.lr_decay ** (t // self.lr_decay_every),
+            momentum=self.momentum,
+            weight_decay=self.weight_decay,
+            buffers=self.buffers,
+        )
+
+    def loss(self, model: nn.Module, batch: Batch, context: Context) -> Tensor:
+        """The local objective on one mini-batch, a scalar."""
+        return cross_entropy(model, batch)
+
+    def resolved(self, *, rounds: int, model: nn.Module, inputs: Tensor) -> Self:
+        """The settings with every one that depends on the others filled in.
+
+        Args:
+            rounds: Rounds of the whole run.
+            model: The network of the run.
+            inputs: The inputs of one sample as they are stored, ``[1, ...]``.
+
+        Returns:
+            Settings that are enough to run again.
+
+        Raises:
+            FedfillError: Where settings, network and data don't fit together.
+        """
+        if self.momentum and self.optimizer != "sgd":
+            raise FedfillError(
+                f"momentum: found {self.momentum} with optimizer={self.optimizer}; allowed: 0, or optimizer=sgd"
+            )
+        return self
+
+    def server_state(self, initial: Weights) -> dict[str, Tree]:
+        """First values of ``server.state``.
+
+        Args:
+            initial: The experiment's initial weights of the whole model.
+
+        Returns:
+            Values by name; ``weights`` is the global model.
+        """
+        return {"weights": initial}
+
+    def client_state(self) -> dict[str, Tree]:
+        """First values of every ``client.state``."""
+        return {}
+
+    def round(self, server: Server, t: int) -> None:
+        """One round of the algorithm: select, call, combine.
+
+        Args:
+            server: What the algorithm sees.
+            t: The round, from 0.
+        """
+        raise NotImplementedError
+
+    def global_weights(self, server: Server) -> Weights:
+        """The weights to evaluate after a round, of the whole model."""
+        weights: Weights = server.state.weights
+        return weights
+
+    def personal_weights(self, state: Mapping[str, Tree], weights: Weights) -> Weights:
+        """The weights of a client's own model, where the algorithm is `personal`.
+
+        Args:
+            state: What the client keeps, by name.
+            weights: What `global_weights` gives.
+
+        Returns:
+            Weights of the whole model.
+        """
+        return weights
+
+    def synthetic(self, server: Server) -> Samples | None:
+        """Synthetic images to show in the run directory, or None where there are none."""
+        return None
+
+
+def known_algorithms() -> dict[str, type[Algorithm]]:
+    """All algorithms by name: the modules of `fedfill.algorithms`, and whatever subclasses the user defined."""
+    package = importlib.import_module("fedfill.algorithms")
+    for module in pkgutil.iter_modules(package.__path__):
+        importlib.import_module(f"{package.__name__}.{module.name}")
+    return dict(sorted(_registry.items()))
+
+
+def find(name: str) -> type[Algorithm]:
+    """The algorithm of this name.
+
+    Args:
+        name: Such as ``"feddpms"``.
+
+    Returns:
+        Its class.
+
+    Raises:
+        FedfillError: Where there is none.
+    """
+    known = known_algorithms()
+    if name not in known:
+        raise FedfillError(f"algorithm: unknown name '{name}'; {did_you_mean(name, known)}")
+    return known[name]
+
+
+def parse_variant(text: str) -> tuple[str, dict[str, str]]:
+    """An algorithm with settings of its own.
+
+    Args:
+        text: ``"fedavg"`` or ``"fedavg:latent_activation=none,local_epochs=1"``.
+
+    Returns:
+        The name and its settings.
+
+    Raises:
+        FedfillError: Where a setting has no value.
+    """
+    name, _, rest = text.partition(":")
+    settings: dict[str, str] = {}
+    for pair in filter(None, rest.split(",")):
+        key, equals, value = pair.partition("=")
+        if not equals or not key:
+            raise FedfillError(
+                f"algorithm: found '{pair}' in '{text}'; allowed: NAME or NAME:setting=value,setting=value"
+            )
+        settings[key.strip()] = value.strip()
+    return name, settings

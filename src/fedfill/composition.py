@@ -1,0 +1,325 @@
+"""Composition: local objectives and aggregations as values that other algorithms take.
+
+`Composable` is the base of the algorithms that train one global model in rounds: its local objective and its aggregation may
+be another algorithm's, so that ``feddpms`` runs with ``local=fedprox:mu=0.01`` and ``aggregation=fednova``. A method against
+drift is a subclass of FedAvg that overrides a few of `Composable`'s methods.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Self
+
+from pydantic import BeforeValidator, PlainSerializer, ValidationInfo
+from torch import Tensor, nn
+
+from fedfill.algorithm import Algorithm, find, known_algorithms, parse_variant
+from fedfill.data.samples import Samples
+from fedfill.engines.contract import BoundHandler, Client, Message, Server
+from fedfill.errors import FedfillError, checked, did_you_mean
+from fedfill.models.views import trainable
+from fedfill.training.local import LocalTraining, Loss
+from fedfill.tree import Tree, Weights
+
+
+@dataclass(frozen=True)
+class Start:
+    """What one local training starts from.
+
+    Attributes:
+        client: Who trains; its state holds what the local objective keeps between rounds.
+        data: Training samples, synthetic ones among them where the algorithm adds some.
+        weights: The shared tensors, as received.
+        control: What the server sent beside them.
+        training: Budget and optimizer.
+    """
+
+    client: Client
+    data: Samples
+    weights: Weights
+    control: Weights | None
+    training: LocalTraining
+
+    def parameters(self) -> Weights:
+        """Those of the shared tensors that are trained: no buffers."""
+        return trainable(self.client.model(self.weights), self.weights)
+
+
+@dataclass(frozen=True)
+class Contribution:
+    """What one local training brings to the server.
+
+    Attributes:
+        weights: The shared tensors, as the aggregation wants them.
+        samples: How many there were.
+        scale: The aggregation's number for this client.
+        control: What the local objective sends beside them.
+        trained: All trained tensors as they are; they stay with the client.
+    """
+
+    weights: Weights
+    samples: int
+    scale: float | None
+    control: Weights | None
+    trained: Weights
+
+
+def _method(given: Any, info: ValidationInfo) -> Any:
+    """An algorithm whose local objective, or aggregation, another one takes; from ``"fedprox:mu=0.01"``."""
+    if given is None or isinstance(given, Algorithm):
+        return given
+    if str(given).lower() == "none":
+        return None
+    axis = str(info.field_name)
+    name, settings = parse_variant(str(given))
+    able = [
+        kind.name
+        for kind in known_algorithms().values()
+        if kind.name and axis in _own_axes(kind) and len(_own_axes(kind)) == 1
+    ]
+    if name not in able:
+        raise FedfillError(f"{axis}: found '{name}'; {did_you_mean(name, [*able, 'none'])}")
+    kind = find(name)
+    own = _own_settings(kind)
+    for key in settings:
+        if key not in own:
+            raise FedfillError(
+                f"{axis}: {name} takes no '{key}' here; {did_you_mean(key, own) if own else 'it has no settings'}"
+            )
+    return checked(kind, settings)
+
+
+def _own_settings(kind: type[Algorithm]) -> list[str]:
+    return [name for name in kind.model_fields if name not in find("fedavg").model_fields]
+
+
+def _own_axes(kind: type[Algorithm]) -> list[str]:
+    """Which axes an algorithm has an answer of its own to. With both it only makes sense as a whole."""
+    if not issubclass(kind, Composable):
+        return []
+    local = kind.objective is not Composable.objective
+    aggregation = kind.combine is not Composable.combine
+    return [axis for axis, own in (("local", local), ("aggregation", aggregation)) if own]
+
+
+def _text(method: Algorithm | None) -> str | None:
+    if method is None:
+        return None
+    settings = ",".join(f"{name}={getattr(method, name)}" for name in _own_settings(type(method)))
+    return f"{method.name}:{settings}" if settings else method.name
+
+
+Method = Annotated[Any, BeforeValidator(_method), PlainSerializer(_text)]
+
+
+class Composable(Algorithm):
+    """An algorithm of one global model, whose local objective and aggregation are values.
+
+    A local objective overrides `objective`, and where it keeps or sends something `client_state`, `down`, `up` and
+    `absorb`; an aggregation overrides `combine` and `pack`. All of them work for whichever algorithm takes them.
+    """
+
+    local: Method = None
+    """Local objective of another algorithm with its settings, such as fedprox:mu=0.01; none: this one's own."""
+    aggregation: Method = None
+    """Aggregation of another algorithm with its settings, such as qffl:q=1; none: this one's own."""
+
+    @property
+    def by(self) -> str | None:
+        """The field of a reply by which its weights count in the mean; None: all count the same."""
+        return "samples"
+
+    @property
+    def objective_of(self) -> Composable:
+        """Whose local objective it is."""
+        return self.local or self
+
+    @property
+    def aggregation_of(self) -> Composable:
+        """Whose aggregation it is."""
+        return self.aggregation or self
+
+    def needs(self) -> tuple[str, ...]:
+        """Parts that the algorithm, or its local objective, needs in the model."""
+        return tuple(dict.fromkeys([*self.parts, *(self.local.needs() if self.local else ())]))
+
+    def resolved(self, *, rounds: int, model: nn.Module, inputs: Tensor) -> Self:
+        """Refuse what doesn't compose."""
+        for axis in _own_axes(type(self)):
+            if getattr(self, axis) is not None:
+                raise FedfillError(
+                    f"{axis}: found {getattr(self, axis).name} with {self.name}, which has its own; allowed: none"
+                )
+        for method in (self.objective_of, self.aggregation_of):
+            method.check_host(self)
+        return super().resolved(rounds=rounds, model=model, inputs=inputs)
+
+    def check_host(self, host: Algorithm) -> None:
+        """Refuse to be the local objective or the aggregation of an algorithm with settings that make no sense with it.
+
+        Args:
+            host: This algorithm itself, or one that composes with it.
+
+        Raises:
+            FedfillError: Where it makes no sense.
+        """
+
+    def server_state(self, initial: Weights) -> dict[str, Tree]:
+        """The global model, and what local objective and aggregation keep at the server."""
+        state = super().server_state(initial)
+        for method in filter(None, (self.local, self.aggregation)):
+            state |= method.server_state(initial)
+        return state
+
+    def client_state(self) -> dict[str, Tree]:
+        """What local objective and aggregation keep at a client."""
+        state = super().client_state()
+        for method in filter(None, (self.local, self.aggregation)):
+            state |= method.client_state()
+        return state
+
+    # The local objective
+
+    def down(self, server: Server) -> Weights | None:
+        """What the server sends beside the model, by the names of parameters."""
+        return None
+
+    def objective(self, start: Start, loss: Loss) -> Loss:
+        """The objective of one local training.
+
+        Args:
+            start: What it starts from.
+            loss: The algorithm's own loss.
+
+        Returns:
+            What is minimised.
+        """
+        return loss
+
+    def up(self, start: Start, trained: Weights, steps: int) -> Weights | None:
+        """What the client sends beside the model, of the shape of what `down` sends; here its state is written.
+
+        Args:
+            start: What the training started from.
+            trained: The shared tensors after it.
+            steps: Mini-batches done.
+
+        Returns:
+            Tensors of which the server needs the mean over the cohort.
+        """
+        return None
+
+    def absorb(self, server: Server, mean: Weights, replies: int) -> None:
+        """What the server does with the mean of what clients sent beside the model.
+
+        Args:
+            server: Whose state it goes into.
+            mean: Over the replies, all of equal weight.
+            replies: How many there were.
+        """
+
+    # The aggregation
+
+    def pack(self, start: Start, trained: Weights, steps: int) -> tuple[Weights, float | None]:
+        """What a client sends for the server's mean.
+
+        Args:
+            start: What the training started from.
+            trained: The shared tensors after it.
+            steps: Mini-batches done.
+
+        Returns:
+            Tensors of the names and shapes of the shared ones, and a number of this client.
+        """
+        return trained, None
+
+    def combine(self, server: Server, weights: Weights, mean: Weights, replies: Sequence[Any]) -> Weights:
+        """The new global tensors.
+
+        Args:
+            server: What the algorithm sees.
+            weights: The global tensors before the round.
+            mean: Of what the clients packed.
+            replies: With their ``samples`` and ``scale``.
+
+        Returns:
+            Tensors of the same names.
+        """
+        return mean
+
+    # What an algorithm calls
+
+    async def contribute(
+        self,
+        client: Client,
+        weights: Weights,
+        control: Weights | None,
+        loss: Loss,
+        *,
+        data: Samples | None = None,
+        beside: Weights | None = None,
+        samples_per_epoch: int | None = None,
+    ) -> Contribution:
+        """Local training with the local objective, and what it brings for the aggregation.
+
+        Args:
+            client: Who trains.
+            weights: The shared tensors, as received.
+            control: What the server sent beside them.
+            loss: The algorithm's own loss.
+            data: Training samples; None: the client's own.
+            beside: Tensors that are trained along and have no part in the aggregation.
+            samples_per_epoch: Uniform draws without replacement per epoch; None: every sample.
+
+        Returns:
+            What to send, and the trained tensors.
+        """
+        start = Start(client, client.data if data is None else data, weights, control, self.training(client.round))
+        objective = self.objective_of.objective(start, loss)
+        fitted = await client.fit(
+            {**weights, **(beside or {})},
+            objective,
+            start.training,
+            data=start.data,
+            samples_per_epoch=samples_per_epoch,
+        )
+        trained = {name: fitted.weights[name] for name in weights}
+        beside_up = self.objective_of.up(start, trained, fitted.steps)
+        packed, scale = self.aggregation_of.pack(start, trained, fitted.steps)
+        return Contribution(packed, len(start.data), scale, beside_up, fitted.weights)
+
+    def gather(
+        self,
+        server: Server,
+        cohort: Sequence[int],
+        handler: BoundHandler,
+        messages: Message | Mapping[int, Message],
+        weights: Weights,
+        beside: Mapping[str, Weights] | None = None,
+    ) -> tuple[dict[int, Any], dict[str, Weights]]:
+        """Let a cohort train, and aggregate.
+
+        Args:
+            server: What the algorithm sees.
+            cohort: Clients to call.
+            handler: Replies with ``weights``, ``samples``, ``scale`` and ``control`` of a `Contribution`.
+            messages: As in ``server.call``.
+            weights: The shared tensors as they were sent.
+            beside: Further fields whose mean by samples is wanted, as in ``server.average``.
+
+        Returns:
+            The good replies, and by field what was combined; ``weights`` are the new global tensors.
+        """
+        control = self.objective_of.down(server)
+        fields = {"weights": weights, **(beside or {}), **({} if control is None else {"control": control})}
+        by = {
+            **dict.fromkeys(beside or {}, "samples"),
+            **({"weights": self.aggregation_of.by} if self.aggregation_of.by else {}),
+        }
+        replies, means = server.average(cohort, handler, messages, of=fields, by=by)
+        if "weights" in means:
+            means["weights"] = self.aggregation_of.combine(server, weights, means["weights"], list(replies.values()))
+        if "control" in means:
+            self.objective_of.absorb(server, means["control"], len(replies))
+        return replies, means
