@@ -90,7 +90,10 @@ class Work:
 WORKS = {
     "W1": Work((1, 28, 28), 10, 6000, 10, 64, torch.optim.Adam, 1e-3, cross_silo_net),
     "W2": Work((3, 32, 32), 1000, 50, 50, 10, torch.optim.SGD, 0.1, cross_device_net),
+    "W3": Work((1, 28, 28), 10, 1500, 10, 64, torch.optim.SGD, 0.05, cross_silo_net),
 }
+METHODS = ("fedavg", "fedprox", "scaffold", "moon", "fedmix")
+"""What a bare loop can do beside plain training: the arithmetic of the method, written as cheaply as we know how."""
 
 
 def data(work: str, seed: int = 0) -> list[Client]:
@@ -128,18 +131,28 @@ class Floor:
         samples_per_round: Samples that pass through local training in a round.
     """
 
-    def __init__(self, work: str, clients: list[Client] | None = None, *, plain: bool = False, seed: int = 0) -> None:
+    def __init__(
+        self,
+        work: str,
+        clients: list[Client] | None = None,
+        *,
+        plain: bool = False,
+        method: str = "fedavg",
+        seed: int = 0,
+    ) -> None:
         """Build data, networks and threads.
 
         Args:
             work: "W1" or "W2".
             clients: The clients' samples, as `data` gives them; None draws them.
             plain: Whether to run the plain loop for information, not the fast one.
+            method: One of `METHODS`.
             seed: For weights, cohorts and, where not given, samples.
         """
         self.work = WORKS[work]
         self.samples_per_round = self.work.cohort * self.work.samples
         self._plain = plain
+        self._method = method
         self._stream = torch.Generator().manual_seed(seed)
         clients = data(work, seed) if clients is None else clients
         if not plain:
@@ -154,6 +167,10 @@ class Floor:
         self._models = models
         self.weights = [parameter.detach().clone() for parameter in models[0].parameters()]
         self._threads = ThreadPoolExecutor(len(models), "floor")
+        # what methods keep: stand-ins of the right shapes
+        self._correction = [torch.full_like(weight, 1e-4) for weight in self.weights]
+        self._mean = torch.zeros(self.work.shape)
+        self._target = torch.full((10,), 0.1)
 
     def round(self) -> None:
         """Train a cohort from the global weights and average the results into the new ones."""
@@ -186,23 +203,52 @@ class Floor:
             inputs, labels = self._clients[client]
             with torch.no_grad():
                 torch._foreach_copy_(parameters, self.weights)
-            self._epoch(model, parameters, inputs, labels)
+            fixed = [self._scores(model, parameters, inputs) for _ in range(2)] if self._method == "moon" else []
+            self._epoch(model, parameters, inputs, labels, fixed)
             with torch.no_grad():
                 torch._foreach_add_(sums, parameters, alpha=len(labels))
             samples += len(labels)
         return sums, samples
 
-    def _epoch(self, model: nn.Sequential, parameters: list[Tensor], inputs: Tensor, labels: Tensor) -> None:
+    @torch.no_grad()
+    def _scores(self, model: nn.Sequential, parameters: list[Tensor], inputs: Tensor) -> Tensor:
+        """MOON: the scores of a fixed model for all of a client's samples."""
+        torch._foreach_copy_(parameters, self.weights)
+        return torch.cat([model(part.to(torch.float32).mul_(1 / 127.5).sub_(1.0)) for part in inputs.split(1000)])
+
+    def _loss(self, model: nn.Sequential, images: Tensor, labels: Tensor, fixed: list[Tensor]) -> Tensor:
+        if self._method == "moon":
+            scores = model(images)
+            near, far = (functional.cosine_similarity(scores, other) / 0.5 for other in fixed)
+            return functional.cross_entropy(scores, labels) + functional.softplus(far - near).mean()
+        if self._method == "fedmix":
+            images = images.mul_(0.95).requires_grad_()
+            scores = model(images)
+            own = functional.cross_entropy(scores, labels, reduction="sum")
+            (slope,) = torch.autograd.grad(own, images, create_graph=True)
+            theirs = functional.cross_entropy(scores, self._target.expand_as(scores))
+            return (0.95 * own + 0.95 * 0.05 * (slope * self._mean).sum()) / len(labels) + 0.05 * theirs
+        return functional.cross_entropy(model(images), labels)
+
+    def _epoch(
+        self, model: nn.Sequential, parameters: list[Tensor], inputs: Tensor, labels: Tensor, fixed: list[Tensor]
+    ) -> None:
         fused = None if self._plain else True
         optimizer = self.work.optimizer(parameters, lr=self.work.learning_rate, fused=fused)  # type: ignore[call-arg]
         order = torch.randperm(len(labels))
         if not self._plain:
-            inputs, labels = inputs[order], labels[order]
+            inputs, labels, fixed = inputs[order], labels[order], [scores[order] for scores in fixed]
         for start in range(0, len(labels), self.work.batch_size):
             batch = slice(start, start + self.work.batch_size)
             index = order[batch] if self._plain else batch
             images = inputs[index].to(torch.float32).mul_(1 / 127.5).sub_(1.0)
-            functional.cross_entropy(model(images), labels[index]).backward()
+            self._loss(model, images, labels[index], [scores[index] for scores in fixed]).backward()
+            if self._method == "fedprox":
+                with torch.no_grad():
+                    apart = torch._foreach_sub(parameters, self.weights)
+                    torch._foreach_add_([parameter.grad for parameter in parameters], apart, alpha=0.01)
+            if self._method == "scaffold":
+                torch._foreach_add_([parameter.grad for parameter in parameters], self._correction)
             optimizer.step()
             optimizer.zero_grad()
 
@@ -224,7 +270,7 @@ def main() -> None:
     parser.add_argument("--plain", action="store_true", help="the plain loops, with the allocator as it comes")
     parser.add_argument("--rounds", type=int, default=3, help="timed rounds of each work, after one to warm up")
     options = parser.parse_args()
-    floors = {work: Floor(work, plain=options.plain) for work in WORKS}
+    floors = {work: Floor(work, plain=options.plain) for work in ("W1", "W2")}
     seconds: dict[str, list[float]] = {work: [] for work in floors}
     for repeat in range(options.rounds + 1):
         for work, floor in floors.items():

@@ -22,7 +22,7 @@ from typing import ClassVar
 import torch
 from torch import nn
 
-from fedfill.algorithms import Algorithm
+from fedfill.algorithms import Algorithm, find
 from fedfill.algorithms.fedavg import FedAvg
 from fedfill.data.federation import ClientData, Federation
 from fedfill.data.samples import Samples
@@ -30,12 +30,21 @@ from fedfill.engines import contract
 from fedfill.engines.contract import Message, Server, State, client_handler
 from fedfill.engines.local import LocalEngine
 from fedfill.models.layers import with_streams
+from fedfill.models.networks import Classifier
 from fedfill.models.views import weights_of
-from floor import WORKS, Client, Floor, data
+from floor import METHODS, WORKS, Client, Floor, data
 
+METHOD_SETTINGS = {
+    "fedavg": {},
+    "fedprox": {"mu": 0.01},
+    "scaffold": {"weighting": "samples"},
+    "moon": {"contrast": "logits"},
+    "fedmix": {"group_size": 64},
+}
 SETTINGS = {
     "W1": {"local_epochs": 1, "batch_size": 64, "optimizer": "adam", "learning_rate": 1e-3},
     "W2": {"local_epochs": 1, "batch_size": 10, "optimizer": "sgd", "learning_rate": 0.1},
+    "W3": {"local_epochs": 1, "batch_size": 64, "optimizer": "sgd", "learning_rate": 0.05},
 }
 
 
@@ -110,6 +119,33 @@ def compare(work: str, pairs: int) -> str:
     return f"{work}: bare loop {bare:.2f} s, fedfill {own:.2f} s, ratio {statistics.median(ratios):.3f} (from {ratios[0]:.3f} to {ratios[-1]:.3f}, {pairs} pairs)"
 
 
+def methods(pairs: int) -> str:
+    """Each method beside its own bare loop, and beside FedAvg in fedfill."""
+    clients = data("W3")
+    net = WORKS["W3"].net(True)
+    net = Classifier(net[:-1], net[-1])
+    floors = {name: Floor("W3", clients, method=name) for name in METHODS}
+    runs = {name: Run(find(name)(**{**SETTINGS["W3"], **METHOD_SETTINGS[name]}), net, clients, 1.0) for name in METHODS}
+    times: dict[str, list[tuple[float, float]]] = {name: [] for name in METHODS}
+    for repeat in range(pairs + 1):
+        for name in METHODS:
+            pair = seconds(floors[name].round), seconds(runs[name].round)
+            if repeat:
+                times[name].append(pair)
+    lines = ["method: bare loop, fedfill, ratio (range); times FedAvg bare, fedfill"]
+    base = [statistics.median(column) for column in zip(*times["fedavg"], strict=True)]
+    for name in METHODS:
+        ratios = sorted(own / bare for bare, own in times[name])
+        bare, own = (statistics.median(column) for column in zip(*times[name], strict=True))
+        lines.append(
+            f"{name}: {bare:.2f} s, {own:.2f} s, {statistics.median(ratios):.3f} ({ratios[0]:.3f} to {ratios[-1]:.3f}); "
+            f"{bare / base[0]:.2f}, {own / base[1]:.2f}"
+        )
+        floors[name].close()
+        runs[name].engine.close()
+    return "\n".join(lines)
+
+
 def null(rounds: int) -> str:
     one = (torch.zeros(1, 1, 4, 4, dtype=torch.uint8), torch.zeros(1, dtype=torch.int64))
     run = Run(Null(), nn.Sequential(nn.Flatten(), nn.Linear(16, 10)), [one] * 1000, 1.0)
@@ -134,8 +170,10 @@ def main() -> None:
     parser.add_argument("--work", action="append", choices=list(WORKS), help="only this work")
     options = parser.parse_args()
     print(f"{platform.machine()}, {len(os.sched_getaffinity(0))} processors, torch {torch.__version__}")
-    for work in options.work or list(WORKS):
+    for work in [name for name in options.work or WORKS if name != "W3"]:
         print(compare(work, options.pairs), flush=True)
+    if not options.work or "W3" in options.work:
+        print(methods(options.pairs), flush=True)
     if not options.work:
         print(null(20))
         print(startup(5))

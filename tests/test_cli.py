@@ -62,7 +62,7 @@ def refused(words: Sequence[str], *parts: str) -> None:
     ("words", "parts"),
     [
         (["fedavgg"], ["algorithm: unknown name 'fedavgg'; did you mean 'fedavg'?"]),
-        (["zzz"], ["algorithm: unknown name 'zzz'; allowed: fedavg, feddpms"]),
+        (["zzz"], ["algorithm: unknown name 'zzz'; allowed: central, fedavg, feddpms"]),
         ([], ["algorithm: none is given"]),
         (["fedavg", "--data", "digit"], ["data: 'digit' is unknown; did you mean 'digits'?"]),
         (["fedavg", "--data", ""], ["data"]),
@@ -368,6 +368,104 @@ def test_compare_prints_a_table(tiny: Callable[..., Result], elsewhere: Path) ->
     assert "one seed, so no deviation" in alone.stdout
 
 
+def test_compare_prints_differences_and_what_is_not_shared() -> None:
+    words = ["compare", "fedprox:learning_rate=0.01", "fedavg", *TINY, "--data-fraction", "0.2", "--seeds", "0,1"]
+    result = fedfill_(*words, "--out", "c")
+    assert result.exit_code == 0, result.output
+    lines = result.stdout.splitlines()
+    # mean, ± and width for accuracy and its difference; the baseline has none
+    header = next(line for line in lines if "algorithm" in line and "accuracy" in line)
+    assert re.split(r"  +", header.strip())[:3] == ["algorithm", "accuracy", "- fedavg"]
+    prox, base = (
+        next(line for line in lines if line.split()[:1] == [name]).split()[1:] for name in ("fedprox", "fedavg")
+    )
+    assert re.fullmatch(r"[+-]\d+\.\d\d ± \d+\.\d\d", " ".join(prox[3:6]))
+    assert float(prox[3]) == pytest.approx(float(prox[0]) - float(base[0]), abs=0.011)
+    assert base[3] == "-"
+    text = " ".join(result.stdout.split())
+    assert "with the 95 % confidence interval of its mean" in text
+    assert "Not shared by fedprox:learning_rate=0.01: another local budget: learning_rate=0.01 (not 0.001)." in text
+    assert text.count("Not shared by") == 1
+    assert "…" not in text
+    assert "Pictures: c/accuracy.png, c/final.png" in text
+    one = fedfill_("compare", "fedavg", "fedprox", *TINY, "--data-fraction", "0.2", "--seeds", "0", "--out", "c")
+    assert one.exit_code == 0, one.output
+    row = next(line.split() for line in one.stdout.splitlines() if line.split()[:1] == ["fedprox"])
+    assert re.fullmatch(r"[+-]\d+\.\d\d", row[2])
+    assert "Not shared by" not in one.stdout
+    assert "confidence" not in one.stdout
+
+
+TABLE = """
+title = "A table"
+source = "Somebody, somewhere."
+figures = ["accuracy"]
+seeds = [0]
+
+[options]
+rounds = 1
+clients = 3
+local_epochs = 1
+data_fraction = 0.2
+
+[[rows]]
+name = "FedAvg"
+algorithm = "fedavg"
+paper = { accuracy = 0.5 }
+
+[[rows]]
+name = "FedProx"
+algorithm = "fedprox"
+"""
+
+
+@pytest.fixture
+def table(elsewhere: Path) -> Path:
+    folder = elsewhere / "experiments" / "tiny"
+    folder.mkdir(parents=True)
+    (folder / "table.toml").write_text(TABLE)
+    return folder
+
+
+def test_reproduce(table: Path, elsewhere: Path) -> None:
+    result = fedfill_("reproduce", "tiny", "--workers", "1")
+    assert result.exit_code == 0, result.output
+    readme = (table / "README.md").read_text()
+    rows = [line for line in result.stdout.splitlines() if line.startswith("| Fed")]
+    assert [row.split(" | ")[0] for row in rows] == ["| FedAvg", "| FedProx"]
+    assert all(row in readme for row in rows)
+    assert rows[0].startswith("| FedAvg | 0.5000 | 0.")
+    assert result.stdout.endswith("Written into experiments/tiny/README.md and results.json\n")
+    assert "FedProx, seed 0: round 1/1, accuracy" in result.stderr
+    assert len(list((elsewhere / "runs" / "reproduce" / "tiny").iterdir())) == 2
+    more = fedfill_("reproduce", "experiments/tiny", "--only", "FedProx", "--seeds", "0,2")
+    assert more.exit_code == 0, more.output
+    assert "seed 0" not in more.stderr  # finished before
+    assert "FedProx, seed 2: round 1/1, accuracy" in more.stderr
+    assert "FedAvg" not in more.stderr
+    assert len(list((elsewhere / "runs" / "reproduce" / "tiny").iterdir())) == 3
+    assert more.stdout.count("| 0, 2 |") == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "parts"),
+    [
+        (["tinny"], ["table: found no table.toml in 'tinny'; did you mean 'tiny'?"]),
+        (["tiny", "--only", "FedAvgg"], ["only: found 'FedAvgg'; did you mean 'FedAvg'?"]),
+        (["tiny", "--seeds", "a"], ["seeds: found 'a'; allowed: whole numbers separated by commas"]),
+        (["tiny", "--seeds", "0,-1"], ["seeds: found 0, -1; allowed: one or more whole numbers of at least 0"]),
+        (["tiny", "--device", "rubbish"], ["device: found 'rubbish'"]),
+    ],
+)
+def test_slips_of_reproduce(table: Path, words: list[str], parts: list[str]) -> None:
+    refused(["reproduce", *words], *parts)
+
+
+def test_rows_of_one_name_are_refused(table: Path) -> None:
+    (table / "table.toml").write_text(TABLE.replace('"FedProx"', '"FedAvg"'))
+    refused(["reproduce", "tiny"], "rows: the name 'FedAvg' is given twice")
+
+
 @pytest.mark.parametrize("width", [80, 100, 160])
 def test_partition_fits(width: int, monkeypatch: pytest.MonkeyPatch, elsewhere: Path) -> None:
     monkeypatch.setenv("COLUMNS", str(width))
@@ -410,6 +508,14 @@ def test_list(what: str, words: list[str]) -> None:
     assert any(entry.startswith(word) for word in words for entry in first)
 
 
+def test_list_names_every_algorithm() -> None:
+    text = fedfill_("list", "algorithms").stdout
+    assert [line.split()[0] for line in text.splitlines() if not line.startswith(" ")] == [
+        "central", "fedavg", "feddpms", "feddyn", "fedmix", "fednova", "fedprox", "fedvae", "local", "moon", "naivemix",
+        "qffl", "scaffold",
+    ]  # fmt: skip
+
+
 def test_list_settings_knows_every_setting_and_its_words() -> None:
     from fedfill.algorithms import find
     from fedfill.models.networks import ModelSettings
@@ -434,7 +540,7 @@ def test_help_needs_no_torch() -> None:
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stderr == ""
 
 
-@pytest.mark.parametrize("command", ["run", "resume", "compare", "partition", "list"])
+@pytest.mark.parametrize("command", ["run", "resume", "compare", "reproduce", "partition", "list"])
 def test_help(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert command in fedfill_("--help").stdout
     assert "..." not in fedfill_("--help").stdout.split("Commands:")[1]  # no summary is cut short

@@ -10,12 +10,24 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
+from scipy import stats
 
 import fedfill
-from fedfill.comparison import FIGURES, Comparison, Row, compare, parse_variant
+from fedfill.comparison import (
+    FIGURES,
+    Comparison,
+    Difference,
+    Row,
+    compare,
+    paired_difference,
+    parse_variant,
+    unshared,
+)
 from fedfill.engines.local import LocalEngine
 from fedfill.errors import FedfillError
-from fedfill.loop import Result
+from fedfill.loop import Prepared, Result
+from fedfill.preparation import arrange
 
 TINY: dict[str, Any] = {"data": "digits", "clients": 4, "rounds": 2, "local_epochs": 1}
 LABELS = ["fedavg", "fedavg:latent_activation=none,weighting=uniform", "feddpms"]
@@ -118,6 +130,102 @@ def test_mean_and_sample_deviation_by_hand(result: Callable[[float | None], Resu
     assert deviation == pytest.approx(math.sqrt((0.04 + 0.01 + 0.09) / 2))
     assert figure(0.25) == (0.25, None)
     assert figure(0.25, None) == (None, None)
+
+
+@pytest.mark.parametrize("differences", [[0.01, 0.02, 0.03], [-0.5, 0.25], [0.1, -0.2, 0.05, 0.4, 0.01]])
+def test_the_interval_is_students(differences: list[float]) -> None:
+    found = paired_difference(differences)
+    low, high = stats.ttest_1samp(differences, 0).confidence_interval(0.95)
+    assert found.half_width is not None
+    assert (found.mean - found.half_width, found.mean + found.half_width) == pytest.approx((low, high))
+
+
+def test_the_interval_by_hand() -> None:
+    # 1, 2, 3: mean 2, deviation 1, and Student's t for two degrees of freedom is 4.302653
+    found = paired_difference([1, 2, 3])
+    assert found.mean == 2
+    assert found.half_width == pytest.approx(4.302653 / math.sqrt(3), abs=1e-6)
+    assert paired_difference([0.5, 0.5]) == Difference(0.5, 0.0)
+    assert paired_difference([-0.25]) == Difference(-0.25, None)
+
+
+def test_differences_are_taken_seed_by_seed(result: Callable[[float | None], Result]) -> None:
+    base, better, broken = (Row("x", tuple(map(result, values))) for values in ([0.25, 0.75], [0.5, 1.0], [0.5, None]))
+    # both seeds gain a quarter, so nothing is uncertain, whatever the seeds' own deviation
+    found = Comparison((base, better, broken), (0, 1), Path("nowhere"), base, ())
+    assert found.difference(better, "accuracy") == Difference(0.25, 0.0)
+    assert found.difference(base, "accuracy") is None
+    assert found.difference(broken, "accuracy") is None
+    assert Comparison((base, broken), (0, 1), Path("nowhere"), broken, ()).difference(base, "accuracy") is None
+    swapped = Row("x", (result(1.0), result(0.5)))
+    # 3/4 and -1/4: mean 1/4, deviation sqrt(1/2), and t for one degree of freedom is 12.7062
+    difference = found.difference(swapped, "accuracy")
+    assert difference is not None
+    assert (difference.mean, difference.half_width) == (0.25, pytest.approx(12.7062 / 2, abs=1e-4))
+
+
+def test_differences_of_a_comparison(tiny: Comparison) -> None:
+    assert tiny.baseline is tiny.rows[0]
+    for name in ("accuracy", "worst_client_accuracy"):
+        assert [tiny.difference(row, name) is None for row in tiny.rows] == [True, False, False]
+        found = tiny.difference(tiny.rows[2], name)
+        assert found is not None
+        means = [row.figure(name)[0] or 0.0 for row in tiny.rows]
+        assert found.mean == pytest.approx(means[2] - means[0])
+
+
+def test_the_first_fedavg_is_the_baseline_and_notes_are_to_it(tmp_path: Path) -> None:
+    options = {**TINY, "rounds": 1, "data_fraction": 0.2}
+    found = compare(
+        ["local:learning_rate=0.01", "fedavg:weighting=uniform", "fedavg:batch_size=32"],
+        seeds=[0, 1], out=tmp_path / "a", **options,
+    )  # fmt: skip
+    assert found.baseline is found.rows[1]
+    assert found.notes == (
+        "local:learning_rate=0.01: another local budget: learning_rate=0.01 (not 0.001)",
+        "fedavg:batch_size=32: another local budget: batch_size=32 (not 64)",
+    )
+    assert [found.difference(row, "accuracy") is None for row in found.rows] == [False, True, False]
+    without = compare(["qffl", "local"], seeds=[0], out=tmp_path / "b", **options)
+    assert without.baseline is without.rows[0]
+    assert without.notes == ()
+
+
+def prepared(algorithm: str, **options: Any) -> Prepared:
+    words: dict[str, Any] = {**TINY, "partition": "iid", "model": "auto", "seed": 0}
+    return arrange(algorithm, **{**words, **options})
+
+
+def test_what_is_not_shared_is_told() -> None:
+    base = prepared("fedavg")
+    assert unshared(base, base) == unshared(prepared("fedprox", mu=0.5), base) == []
+    assert unshared(prepared("fedavg", optimizer="sgd", learning_rate=0.1, local_epochs=3), base) == [
+        "another local budget: local_epochs=3 (not 1), optimizer=sgd (not adam), learning_rate=0.1 (not 0.001)"
+    ]
+    assert unshared(prepared("fedavg", seed=1), base) == ["other initial weights"]
+    # the network of FedDPMS holds that of FedAvg, with the same weights, and a decoder
+    mine, own = (prepared(name).initial for name in ("feddpms", "fedavg"))
+    more = sum(tensor.numel() for tensor in mine.values()) - sum(tensor.numel() for tensor in own.values())
+    assert more > 0
+    assert unshared(prepared("feddpms"), base) == [
+        f"another network: {more:,} numbers that the baseline lacks, 0 that it has alone"
+    ]
+    assert unshared(base, prepared("feddpms")) == [
+        f"another network: 0 numbers that the baseline lacks, {more:,} that it has alone"
+    ]
+    # other settings of the network are named, also where every tensor has the same shape
+    assert unshared(prepared("fedavg", **{"model.latent": 8}), base)[0] == "another network: latent=8 (not None)"
+    assert unshared(prepared("fedavg", latent_activation="none"), base) == [
+        "another network: latent_activation=none (not sigmoid)"
+    ]
+
+
+def test_pictures_are_drawn(tiny: Comparison) -> None:
+    for name in ("accuracy.png", "final.png"):
+        with Image.open(tiny.directory / name) as image:
+            assert image.format == "PNG"
+            assert min(image.size) > 200
+            assert len(image.getcolors(2**24) or []) > 20
 
 
 @pytest.mark.parametrize(

@@ -197,10 +197,14 @@ def unshared(prepared: Prepared, baseline: Prepared) -> list[str]:
     own, other = prepared.experiment.settings, baseline.experiment.settings
     budget = [f"{name}={own[name]} (not {other[name]})" for name in BUDGET if own[name] != other[name]]
     phrases = [f"another local budget: {', '.join(budget)}"] if budget else []
+    shape, others = prepared.experiment.model_settings, baseline.experiment.model_settings
+    network = [f"{name}={shape[name]} (not {others[name]})" for name in others if shape.get(name) != others[name]]
+    if network:
+        phrases.append(f"another network: {', '.join(network)}")
     mine, theirs = prepared.initial, baseline.initial
     common = [name for name in theirs if name in mine and mine[name].shape == theirs[name].shape]
     more, fewer = (sum(w[n].numel() for n in w if n not in common) for w in (mine, theirs))
-    if more or fewer:
+    if (more or fewer) and not network:
         phrases.append(f"another network: {more:,} numbers that the baseline lacks, {fewer:,} that it has alone")
     if not all(torch.equal(mine[name], theirs[name]) for name in common):
         phrases.append("other initial weights")

@@ -98,8 +98,7 @@ def _own_axes(kind: type[Algorithm]) -> list[str]:
     """Which axes an algorithm has an answer of its own to. With both it only makes sense as a whole."""
     if not issubclass(kind, Composable):
         return []
-    local = kind.objective is not Composable.objective
-    aggregation = kind.combine is not Composable.combine
+    local, aggregation = kind.objective is not Composable.objective, kind.combine is not Composable.combine
     return [axis for axis, own in (("local", local), ("aggregation", aggregation)) if own]
 
 
@@ -131,6 +130,11 @@ class Composable(Algorithm):
         return "samples"
 
     @property
+    def aggregates(self) -> bool:
+        """Whether it has an aggregation of its own, other than the weighted mean."""
+        return type(self).combine is not Composable.combine
+
+    @property
     def objective_of(self) -> Composable:
         """Whose local objective it is."""
         return self.local or self
@@ -155,7 +159,7 @@ class Composable(Algorithm):
             method.check_host(self)
         return super().resolved(rounds=rounds, model=model, inputs=inputs)
 
-    def check_host(self, host: Algorithm) -> None:
+    def check_host(self, host: Composable) -> None:
         """Refuse to be the local objective or the aggregation of an algorithm with settings that make no sense with it.
 
         Args:

@@ -138,14 +138,15 @@ def reproduce(
         raise FedfillError(f"reproduce: '{name}' would change the experiment; allowed: {', '.join(sorted(INCIDENTAL))}")
     chosen = [int(seed) for seed in (content.seeds if seeds is None else seeds)]
     if not chosen or min(chosen) < 0:
-        found = ", ".join(map(str, chosen)) or "none"
-        raise FedfillError(f"seeds: found {found}; allowed: one or more whole numbers of at least 0")
+        given = ", ".join(map(str, chosen)) or "none"
+        raise FedfillError(f"seeds: found {given}; allowed: one or more whole numbers of at least 0")
 
     def arranged(row: TableRow, seed: int) -> Prepared:
         words = {"data": "digits", "partition": "dirichlet:0.5", "model": "auto", **content.options, **row.options}
         return arrange(row.algorithm, **{**words, **options, "seed": seed})
 
     # everything is checked before anything runs
+    _frame(folder, content)
     recipes = {row.name: recipe(arranged(row, chosen[0])) for row in content.rows}
     entries = {(entry.row, entry.seed): entry for entry in _read(folder) if recipes.get(entry.row) == entry.recipe}
     for seed in chosen:
@@ -201,15 +202,19 @@ def write(found: Reproduction) -> None:
     entries = sorted(found.entries, key=lambda entry: (order[entry.row], entry.seed))
     document = [{"row": e.row, "seed": e.seed, "recipe": e.recipe, **e.figures} for e in entries]
     write_atomically(found.folder / "results.json", (json.dumps(document, indent=1) + "\n").encode())
-    path = found.folder / "README.md"
+    head, tail = _frame(found.folder, found.table)
+    write_atomically(found.folder / "README.md", f"{head}{BEGIN}\n{markdown(found)}{END}{tail}".encode())
+
+
+def _frame(folder: Path, table: TableFile) -> tuple[str, str]:
+    """What the README says before the figures and behind them."""
+    path = folder / "README.md"
     with writing(path):
-        text = (
-            path.read_text() if path.exists() else f"# {found.table.title}\n\n{found.table.source}\n\n{BEGIN}\n{END}\n"
-        )
-    if text.count(BEGIN) != 1 or text.count(END) != 1:
-        raise FedfillError(f"out: {path} must hold the line '{BEGIN}' and the line '{END}' once each")
+        text = path.read_text() if path.exists() else f"# {table.title}\n\n{table.source}\n\n{BEGIN}\n{END}\n"
     head, _, rest = text.partition(BEGIN)
-    write_atomically(path, f"{head}{BEGIN}\n{markdown(found)}{END}{rest.partition(END)[2]}".encode())
+    if text.count(BEGIN) != 1 or text.count(END) != 1 or END in head:
+        raise FedfillError(f"out: {path} must hold the line '{BEGIN}' and behind it the line '{END}', once each")
+    return head, rest.partition(END)[2]
 
 
 def markdown(found: Reproduction) -> str:

@@ -105,6 +105,20 @@ def test_scaffold_in_feddpms_needs_plain_gradient_steps():
         run_rounds(FedDPMS(**DPMS, local="scaffold"), rounds=1)
 
 
+@pytest.mark.parametrize("name", ["fednova", "qffl"])
+def test_scaffold_goes_with_the_plain_mean_alone(name: str):
+    with pytest.raises(FedfillError, match=f"aggregation: found {name} with scaffold"):
+        run_rounds(find(name)(**SGD, local="scaffold"), rounds=1)
+
+
+def test_weights_that_nobody_would_use_are_refused():
+    with pytest.raises(FedfillError, match="weighting: found uniform with aggregation=fednova"):
+        run_rounds(FedAvg(weighting="uniform", aggregation="fednova"), rounds=1)
+    for name in ("qffl", "feddyn"):
+        with pytest.raises(FedfillError, match="weighting: found 'samples'; allowed: 'uniform'"):
+            checked(find(name), {"weighting": "samples"})
+
+
 def test_values_survive_the_settings_file():
     given = FedDPMS(local="moon:contrast=logits,mu=3", aggregation="qffl:q=0.25")
     document = given.model_dump()

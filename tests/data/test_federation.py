@@ -33,7 +33,7 @@ def numbers(samples: Samples) -> list[int]:
     return [int(value) for value in samples.inputs[:, 0]]
 
 
-@pytest.mark.parametrize("partition", ["iid", "dirichlet:0.5", "classes:2", "quantity:1"])
+@pytest.mark.parametrize("partition", ["iid", "dirichlet:0.5", "classes:2", "unimodal:2", "quantity:1"])
 @pytest.mark.parametrize("share", [0, 0.1, 0.5])
 def test_every_sample_has_one_place_and_keeps_its_label(partition: str, share: float) -> None:
     federation = make(partition=partition, client_test=share)
@@ -224,9 +224,33 @@ class First:
 def test_a_partitioner() -> None:
     federation = make(partition=First(), clients=None, client_test=0)
     assert [numbers(client.train) for client in federation.clients] == [list(range(30)), list(range(30, 60))]
-    assert "The partitioner left out 340 of 400 training samples." in federation.notes
+    assert "The partition left out 340 of 400 training samples." in federation.notes
     with pytest.raises(FedfillError, match="clients: found 3, but the First makes 2 partitions"):
         make(partition=First(), clients=3)
+
+
+def test_samples_that_multimodal_leaves_out_are_counted() -> None:
+    # two classes of 100 for each group: 50 samples for each of its 4 clients, where the other 16 have 12
+    federation = make(partition="multimodal:2", clients=20, client_test=0)
+    assert sum(map(sum, federation.counts)) == 192 + 48
+    assert "The partition left out 160 of 400 training samples." in federation.notes
+    assert not any("left out" in note for note in make(partition="unimodal:2", clients=20).notes)
+
+
+def test_pooled() -> None:
+    federation = make(partition="classes:2")
+    pooled = federation.pooled()
+    everything = [number for client in federation.clients for number in numbers(client.train)]
+    assert [numbers(client.train) for client in pooled.clients] == [everything, [], [], []]
+    assert pooled.clients[0].train.labels.tolist() == [number % 4 for number in everything]
+    assert pooled.clients[3].train.inputs.shape == (0, 1)
+    assert [numbers(client.test) for client in pooled.clients] == [
+        numbers(client.test) for client in federation.clients
+    ]
+    assert torch.equal(pooled.test.inputs, federation.test.inputs)
+    assert pooled.notes == (*federation.notes, "The training samples of all clients are pooled.")
+    assert pooled.fingerprint == federation.fingerprint  # of the data and their owners, whoever trains on them
+    assert all(len(client.train) for client in federation.clients)  # which is as it was
 
 
 def test_clients_too_small_for_a_test_split_are_counted() -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import datasets
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -20,14 +21,16 @@ from fedfill.data.partitions import (
     from_partitioner,
     hold_out,
     iid,
+    multimodal,
     parse,
     partition,
     quantity,
+    unimodal,
 )
 from fedfill.errors import FedfillError
 
 LABELS = np.arange(1000) % 10
-SPECS = ["iid", "dirichlet:0.5", "classes:2", "quantity:0.5"]
+SPECS = ["iid", "dirichlet:0.5", "classes:2", "unimodal:2", "multimodal:4:0.6,0.4", "quantity:0.5"]
 
 
 def assert_covers(parts: list[NDArray[np.int64]], samples: int) -> None:
@@ -170,6 +173,128 @@ def test_spread_is_even_and_the_largest_classes_get_the_rest() -> None:
     assert _spread(9, np.array([1, 30, 20]), rng).tolist() == [1, 4, 4]
 
 
+def test_unimodal_by_hand() -> None:
+    # nine shards in proportion to 30, 45 and 60 samples: two, three and four of them, all of 15
+    labels = np.random.default_rng(0).permutation(np.repeat([2, 5, 9], [30, 45, 60]))
+    parts = unimodal(labels, 3, 0, 3)
+    assert_covers(parts, 135)
+    assert [len(part) for part in parts] == [45, 45, 45]
+    for part in parts:
+        assert set(np.unique(labels[part], return_counts=True)[1]) <= {15, 30, 45}
+
+
+def test_unimodal_shards_are_as_many_as_the_class_is_large() -> None:
+    # one shard for each client, so that the clients are the shards
+    labels = np.repeat([0, 1, 2], [700, 200, 100])
+    parts = unimodal(labels, 10, 0, 1)
+    assert [len(part) for part in parts] == [100] * 10
+    assert sorted(int(labels[part[0]]) for part in parts) == [0] * 7 + [1] * 2 + [2]
+    # a class too small for its share has one shard of its own all the same
+    labels = np.repeat([0, 1], [990, 10])
+    assert sorted(len(part) for part in unimodal(labels, 10, 0, 1)) == [10] + [110] * 9
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    sizes=st.lists(st.integers(1, 60), min_size=1, max_size=8),
+    clients=st.integers(1, 12),
+    count=st.integers(1, 8),
+    seed=st.integers(0, 100),
+)
+def test_unimodal_holds_at_most_that_many(sizes: list[int], clients: int, count: int, seed: int) -> None:
+    labels = np.random.default_rng(1).permutation(np.repeat(np.arange(len(sizes)) * 3, sizes))
+    if count > len(sizes) or not len(sizes) <= clients * count <= len(labels) or clients > len(labels):
+        with pytest.raises(FedfillError):
+            unimodal(labels, clients, seed, count)
+        return
+    parts = unimodal(labels, clients, seed, count)
+    assert len(parts) == clients
+    assert_covers(parts, len(labels))
+    assert all(count <= len(part) for part in parts)
+    assert all(len(np.unique(labels[part])) <= count for part in parts)
+    for again, part in zip(unimodal(labels, clients, seed, count), parts, strict=True):
+        np.testing.assert_array_equal(again, part)
+
+
+PAPER = np.random.default_rng(0).permutation(np.arange(60_000) % 10)
+"""As many labels as MNIST has, in an order of chance."""
+
+
+def test_unimodal_with_the_paper_s_hundred_clients() -> None:
+    parts = unimodal(PAPER, 100, 0, 2)
+    assert_covers(parts, 60_000)
+    assert {len(part) for part in parts} == {600}
+    held = [len(np.unique(PAPER[part])) for part in parts]
+    assert set(held) <= {1, 2}
+    # two of 200 shards with twenty of each class: one class only with probability 19 / 199
+    assert 0 < held.count(1) < 30
+
+
+def test_multimodal_with_the_paper_s_hundred_clients() -> None:
+    parts = multimodal(PAPER, 100, 0, 2)
+    # 30,000 samples for 80 clients are 375 for each, and the other 20 leave 22,500 of theirs out
+    assert {len(part) for part in parts} == {374, 375, 376}
+    held = np.concatenate(parts)
+    assert len(np.unique(held)) == len(held) == 37_500
+    assert all(PAPER[part].max() < 5 for part in parts[:80])
+    assert all(PAPER[part].min() >= 5 for part in parts[80:])
+    assert all(len(np.unique(PAPER[part])) <= 2 for part in parts)
+    # four to one
+    np.testing.assert_array_equal(np.bincount(PAPER[held]), [6000] * 5 + [1500] * 5)
+
+
+def test_multimodal_by_hand() -> None:
+    # classes 1, 2 | 4, 6 | 7 and clients 2 | 2 | 1: 24, 40 and 30 samples are 12, 20 and 30 for each
+    labels = np.repeat([1, 2, 4, 6, 7], [12, 12, 20, 20, 30])
+    parts = multimodal(labels, 5, 0, 1, (0.4, 0.4, 0.2))
+    assert [len(part) for part in parts] == [12] * 5
+    assert [sorted({int(label) for part in group for label in labels[part]}) for group in (parts[:2], parts[2:4])] == [
+        [1, 2],
+        [4, 6],
+    ]
+    assert set(labels[parts[4]]) == {7}
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    sizes=st.lists(st.integers(1, 60), min_size=2, max_size=8),
+    clients=st.integers(2, 12),
+    count=st.integers(1, 3),
+    share=st.floats(0.1, 0.9),
+    seed=st.integers(0, 100),
+)
+def test_multimodal_clients_hold_their_groups_classes(
+    sizes: list[int], clients: int, count: int, share: float, seed: int
+) -> None:
+    labels = np.random.default_rng(2).permutation(np.repeat(np.arange(len(sizes)), sizes))
+    first = round(share * clients)
+    half = math.ceil(len(sizes) / 2)
+    groups = [(first, sizes[:half]), (clients - first, sizes[half:])]
+    possible = all(size and count <= len(own) <= size * count <= sum(own) for size, own in groups)
+    if not possible:
+        with pytest.raises(FedfillError):
+            multimodal(labels, clients, seed, count, (share, 1 - share))
+        return
+    try:
+        parts = multimodal(labels, clients, seed, count, (share, 1 - share))
+    except FedfillError:
+        # a group of several classes may keep too few of its samples, when it keeps hardly more than one for each shard
+        each = min(sum(own) // size for size, own in groups)
+        assume(each > count + len(sizes) / 2)
+        raise
+    assert len(parts) == clients
+    held = np.concatenate(parts)
+    assert len(np.unique(held)) == len(held)
+    for k, part in enumerate(parts):
+        assert part.dtype == np.int64
+        assert (np.diff(part) > 0).all()
+        assert count <= len(part)
+        assert len(np.unique(labels[part])) <= count
+        assert set(labels[part] < half) == {k < first}
+    for again, part in zip(multimodal(labels, clients, seed, count, (share, 1 - share)), parts, strict=True):
+        np.testing.assert_array_equal(again, part)
+
+
 def test_quantity_skews_sizes_and_not_labels() -> None:
     labels = np.arange(20_000) % 2
     parts = quantity(labels, 8, 0, 0.5)
@@ -196,6 +321,21 @@ def test_quantity_skews_sizes_and_not_labels() -> None:
         ("classes:2.5", "a whole number of classes, 1 or more, such as 'classes:2', but 'classes:2.5' has '2.5'"),
         ("classes:0", "'classes:0' has 0"),
         ("classes:11", "'classes:11': a client can hold 1 to 10 of the 10 classes"),
+        ("unimodal", "'unimodal' needs a whole number of classes, 1 or more, such as 'unimodal:2', but .* has none"),
+        ("unimodal:0", "'unimodal:0' has 0"),
+        ("unimodal:1.5", "'unimodal:1.5' has '1.5'"),
+        ("unimodal:2:0.8,0.2", "'unimodal:2:0.8,0.2' has '2:0.8,0.2'"),
+        ("unimodal:11", "'unimodal:11': a client can hold 1 to 10 of the 10 classes"),
+        ("multimodal", "'multimodal' needs a whole number of classes, 1 or more, such as 'multimodal:2'"),
+        ("multimodal:0", "'multimodal:0' has 0"),
+        ("multimodal:2:a,b", "'multimodal' takes shares of the clients, such as .*, but 'multimodal:2:a,b' has 'a,b'"),
+        ("multimodal:2:", "'multimodal:2:' has ''"),
+        ("multimodal:2:0.8,0.3", "'multimodal:2:0.8,0.3': the shares must be above 0 and sum to 1, .* sum to 1.1"),
+        ("multimodal:2:1.2,-0.2", "the shares must be above 0 and sum to 1"),
+        ("multimodal:2:nan,1", "the shares must be above 0 and sum to 1"),
+        ("multimodal:6:0.5,0.5", "'multimodal:6:0.5,0.5': a client can hold 1 to 5 of the 5 classes"),
+        ("multimodal:2:0.99,0.01", "of 10 clients a group would have none; use larger shares or more clients"),
+        ("multimodal:1:0.8,0.2", "2 clients make 2 shards, too few for 5 classes"),
     ],
 )
 def test_slips_in_a_spec(spec: str, sentence: str) -> None:
@@ -226,6 +366,26 @@ def test_too_few_and_too_many_pieces() -> None:
         classes(LABELS, 600, 0, 2)
 
 
+def test_too_few_and_too_many_shards() -> None:
+    with pytest.raises(FedfillError, match="'unimodal:2': 4 clients make 8 shards, too few for 10 classes"):
+        unimodal(LABELS, 4, 0, 2)
+    with pytest.raises(FedfillError, match="600 clients need 1,200 shards, but there are only 1,000 samples"):
+        unimodal(LABELS, 600, 0, 2)
+    with pytest.raises(
+        FedfillError, match=r"'multimodal:2:0.8,0.2': 640 clients need 1,280 shards, .* only 500 samples"
+    ):
+        multimodal(LABELS, 800, 0, 2)
+    # one sample of the two classes is kept for each of three clients, and thirds are rounded down
+    with pytest.raises(FedfillError, match="3 clients need 3 shards, but there are only 2 samples"):
+        multimodal(np.repeat([0, 1, 2, 3], [50, 50, 1, 1]), 5, 0, 1, (0.6, 0.4))
+
+
+def test_more_groups_than_clients_or_classes() -> None:
+    for labels, clients in ((LABELS, 2), (LABELS % 2, 10)):
+        with pytest.raises(FedfillError, match="3 groups need as many clients and classes, and there are"):
+            multimodal(labels, clients, 0, 1, (0.4, 0.3, 0.3))
+
+
 @pytest.mark.parametrize("labels", [np.zeros(20), np.zeros((20, 2), int)])
 def test_labels_must_be_a_list_of_integers(labels: NDArray[Any]) -> None:
     with pytest.raises(FedfillError, match=r"^labels: "):
@@ -242,6 +402,14 @@ def test_parse_knows_every_listed_name() -> None:
         ("multimodal", [2.0, 0.7, 0.3]),
         ("quantity", [0.5]),
     ]
+
+
+def test_shares_in_a_spec() -> None:
+    assert parse("multimodal:2") == ("multimodal", [2.0])
+    assert parse("multimodal:2:0.7,0.3") == ("multimodal", [2.0, 0.7, 0.3])
+    for spec, shares in (("multimodal:2", (0.8, 0.2)), ("multimodal:2:0.7,0.3", (0.7, 0.3))):
+        for mine, own in zip(partition(spec, LABELS, 20, 0), multimodal(LABELS, 20, 0, 2, shares), strict=True):
+            np.testing.assert_array_equal(mine, own)
 
 
 class Contiguous:

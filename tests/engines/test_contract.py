@@ -295,6 +295,11 @@ class Program(Algorithm):
         return Answer([torch.tensor([1.0, ask.number if client.id in ask.listed else 2.0])])
 
     @client_handler
+    async def count_and_diverge(self, client: Client, ask: Ask) -> Answer:
+        client.state.count += 1
+        return Answer([float("nan") if client.id in ask.listed else 1.0])
+
+    @client_handler
     async def slow(self, client: Client, ask: Ask) -> Answer:
         time.sleep(0.1 * (2 - client.id))
         return Answer(client.id)
@@ -444,6 +449,14 @@ def test_state_commits_on_return_and_not_on_raise(start: Start, three: Federatio
         2: (1, [1.0] * 3, [0, 1]),
     }
     assert engine.states()[1]["new"] == {"round": 0}
+
+
+def test_a_reply_that_is_not_finite_commits_nothing(start: Start, three: Federation) -> None:
+    """Otherwise a client that diverged once would keep a NaN, and be lost for the rest of the run."""
+    server, engine = start(P, three)
+    server.call(ALL, P.count_and_diverge, Ask(listed=[1]))
+    assert [loss["client"] for loss in server.lost] == [1]
+    assert {i: count for i, (count, *_) in look(server).items()} == {0: 1, 1: 0, 2: 1}
 
 
 def test_a_first_call_that_raises_leaves_no_trace(start: Start, three: Federation) -> None:

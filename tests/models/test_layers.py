@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from fedfill.errors import FedfillError
-from fedfill.models.layers import Dropout, Gaussian, draws_from, with_streams
+from fedfill.models.layers import Dropout, Gaussian, draws_from, output_of, with_streams
 from fedfill.streams import torch_stream
 
 
@@ -168,3 +168,33 @@ def test_layers_that_draw_from_the_global_generator_are_refused(make: Callable[[
 @pytest.mark.parametrize("make", [lambda: nn.LSTM(2, 2), lambda: nn.MultiheadAttention(2, 1)])
 def test_layers_that_draw_nothing_are_taken(make: Callable[[], nn.Module]) -> None:
     with_streams(nn.Sequential(make()))
+
+
+def test_output_of_collects_each_call_with_its_graph() -> None:
+    model = nn.Sequential(nn.Linear(1, 1, bias=False), nn.ReLU())
+    with torch.no_grad():
+        model[0].weight.fill_(3.0)
+    model(torch.ones(1, 1))
+    with output_of(model[0]) as seen:
+        assert seen == []
+        model(torch.tensor([[2.0]]))
+        model(torch.tensor([[-1.0], [5.0]]))
+        assert [codes.flatten().tolist() for codes in seen] == [[6.0], [-3.0, 15.0]]
+    model(torch.ones(1, 1))
+    assert len(seen) == 2  # and no more
+    seen[1].sum().backward()
+    assert model[0].weight.grad.item() == 4.0  # -1 + 5
+
+
+def test_output_of_lets_go_after_an_error() -> None:
+    layer = nn.Linear(1, 1)
+
+    def work() -> None:
+        with output_of(layer) as seen:
+            layer(torch.ones(1, 1))
+            assert len(seen) == 1
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        work()
+    assert not layer._forward_hooks

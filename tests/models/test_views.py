@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from fedfill.errors import FedfillError
-from fedfill.models.views import names_by_type, part, require_parts, weights_of
+from fedfill.models.views import names_by_type, part, require_parts, rest, trainable, weights_of
 
 
 class Block(nn.Module):
@@ -53,6 +53,32 @@ def test_part_goes_by_whole_names_of_direct_children() -> None:
     assert list(part(weights, "scale")) == ["scale"]
     assert part(weights, "enc") == part(weights) == {}
     assert part(weights, "norm")["norm.weight"] is weights["norm.weight"]
+
+
+def test_rest_is_what_part_leaves_out() -> None:
+    weights = weights_of(Net())
+    assert list(rest(weights, "encoder")) == [
+        "scale", "encoder_head.weight", "encoder_head.bias", "norm.weight", "norm.bias",
+    ]  # fmt: skip
+    assert list(rest(weights, "encoder", "norm", "encoder_head")) == ["scale"]
+    assert list(rest(weights, "enc")) == list(rest(weights)) == list(weights)
+    assert rest(weights, "norm")["scale"] is weights["scale"]
+    for names in (["encoder"], ["norm", "scale"], ["nobody"], []):
+        both = {**part(weights, *names), **rest(weights, *names)}
+        assert both.keys() == weights.keys()
+        assert not part(weights, *names).keys() & rest(weights, *names).keys()
+
+
+def test_trainable_leaves_out_buffers_and_what_is_frozen() -> None:
+    model = Net()
+    model.encoder.norm.bias.requires_grad_(False)
+    weights = weights_of(model)
+    assert set(trainable(model, part(weights, "encoder", "scale"))) == {
+        "scale", "encoder.conv.weight", "encoder.norm.weight", "encoder.downsample.0.weight",
+        "encoder.downsample.1.weight", "encoder.downsample.1.bias",
+    }  # fmt: skip
+    assert trainable(model, weights)["norm.weight"] is weights["norm.weight"]  # what was given, not the model's own
+    assert trainable(model, {"encoder.norm.running_mean": torch.zeros(1), "nobody": torch.zeros(1)}) == {}
 
 
 def test_names_by_type_finds_modules_and_not_names() -> None:

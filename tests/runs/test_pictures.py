@@ -15,7 +15,7 @@ from PIL import Image
 
 from fedfill.data.samples import Samples
 from fedfill.errors import FedfillError
-from fedfill.runs.pictures import _many, _step, heat_map, image_grid
+from fedfill.runs.pictures import _colour, _many, _step, accuracy_bars, accuracy_curves, heat_map, image_grid
 
 
 def pixels(path: Path) -> NDArray[np.uint8]:
@@ -99,6 +99,65 @@ def test_image_grid_of_many_classes(tmp_path: Path) -> None:
 def test_image_grid_of_what_is_no_image(tmp_path: Path, inputs: torch.Tensor) -> None:
     with pytest.raises(FedfillError, match="image grid: found 2 inputs"):
         image_grid(Samples(inputs, torch.zeros(2, dtype=torch.int64)), ["a"], tmp_path / "grid.png")
+
+
+def places(path: Path, colour: str) -> NDArray[np.int64]:
+    """Where a colour stands, ``[n, 2]`` rows and columns."""
+    red, green, blue = (int(colour[k : k + 2], 16) for k in (1, 3, 5))
+    return np.argwhere((pixels(path) == (red, green, blue)).all(axis=2))
+
+
+def test_accuracy_curves_rise_and_fall(tmp_path: Path) -> None:
+    accuracy_curves({"up": [[0.1, 0.5, 0.9]], "down": [[0.9, 0.5, 0.1]]}, tmp_path / "curves.png")
+    up, down = (places(tmp_path / "curves.png", _colour(k)) for k in (0, 1))
+    # only the axes' part: the legend repeats both colours to the right of it
+    for found, sign in ((up, -1), (down, 1)):
+        found = found[found[:, 1] < 1000]
+        assert np.sign(np.corrcoef(found.T)[0, 1]) == sign  # rows are counted from the top
+
+
+def test_accuracy_curves_of_several_seeds_have_a_band(tmp_path: Path) -> None:
+    accuracy_curves({"a": [[0.2, 0.4], [0.2, 0.4]]}, tmp_path / "narrow.png")
+    accuracy_curves({"a": [[0.0, 0.1], [0.4, 0.7]]}, tmp_path / "wide.png")
+    tinted = []
+    for name in ("narrow.png", "wide.png"):
+        picture = pixels(tmp_path / name).astype(int)
+        tinted.append(int((picture[..., 2] - picture[..., 0] > 20).sum()))
+    assert tinted[1] > 5 * tinted[0]
+
+
+def test_accuracy_curves_of_one_round_and_of_many_algorithms(tmp_path: Path) -> None:
+    accuracy_curves({"one": [[0.5]]}, tmp_path / "one.png")
+    assert len(places(tmp_path / "one.png", _colour(0))) > 20  # a dot, since a line needs two
+    accuracy_curves({f"algorithm {k}": [[0.1 * k, 0.5]] for k in range(10)}, tmp_path / "many.png")
+    assert all(len(places(tmp_path / "many.png", _colour(k))) for k in range(8))
+
+
+def test_accuracy_bars_are_as_long_as_their_means(tmp_path: Path) -> None:
+    def shades(finals: dict[str, tuple[list[float], list[float | None]]]) -> dict[bool, int]:
+        accuracy_bars(finals, tmp_path / "bars.png")
+        picture = pixels(tmp_path / "bars.png").astype(int)
+        bluish = picture[..., 2] - picture[..., 0]
+        return {True: int((bluish > 100).sum()), False: int((bluish < -100).sum())}
+
+    short, long = shades({"a": ([0.2, 0.3], [0.5, 0.5])}), shades({"a": ([0.7, 0.8], [0.5, 0.5])})
+    assert long[True] > 2 * short[True]
+    assert long[False] == pytest.approx(short[False], rel=0.05)
+    # clients without test splits: no bar for the worst of them
+    assert shades({"a": ([0.7, 0.8], [None, None])})[False] < 0.01 * long[False]
+
+
+@pytest.mark.parametrize("curves", [{}, {"a": []}, {"a": [[]]}, {"a": [[0.5]], "b": []}])
+def test_no_curves(tmp_path: Path, curves: dict[str, list[list[float]]]) -> None:
+    with pytest.raises(FedfillError, match="accuracy curves: there is no round to draw"):
+        accuracy_curves(curves, tmp_path / "curves.png")
+    assert not list(tmp_path.iterdir())
+
+
+def test_no_bars(tmp_path: Path) -> None:
+    with pytest.raises(FedfillError, match="accuracy bars: there is no run to draw"):
+        accuracy_bars({}, tmp_path / "bars.png")
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_failed_picture_leaves_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

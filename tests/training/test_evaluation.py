@@ -16,7 +16,19 @@ from fedfill.engines.local import LocalEngine
 from fedfill.models.layers import with_streams
 from fedfill.models.networks import ModelSettings, build
 from fedfill.models.views import weights_of
-from fedfill.training.evaluation import CHUNK, Evaluation, Scored, score, summarise
+from fedfill.training.evaluation import (
+    CHUNK,
+    FAIRNESS,
+    Evaluation,
+    Scored,
+    fairness,
+    gather_personal,
+    in_chunks,
+    mean_loss,
+    score,
+    score_all,
+    summarise,
+)
 from fedfill.training.local import Resident
 from fedfill.tree import Weights
 
@@ -107,3 +119,100 @@ def test_figures_are_the_same_for_any_number_of_workers_and_right(federation: Fe
     assert abs(clients[0] - clients[1]) > 0.1
     assert one.accuracy_by_client[1] is None
     assert one.accuracy_by_client[::2] == pytest.approx(clients, abs=near)
+
+
+def outcome(*hits: int, losses: float = 0.0) -> Scored:
+    return Scored(torch.tensor(hits, dtype=torch.bool), torch.full((len(hits),), losses))
+
+
+def test_personal_models_by_hand() -> None:
+    # two models on four test samples: 1/4 and 3/4 are right; the third client has no test split, and class 2 is absent
+    scored = [
+        (outcome(1, 0, 0, 0, losses=1.0), outcome(1, 1, 1, 0)),
+        (outcome(1, 1, 0, 1, losses=3.0), outcome(0, 1)),
+        (outcome(0, 1, 1, 0, losses=2.0), outcome()),
+    ]
+    result = gather_personal(scored, torch.tensor([0, 0, 1, 3]), 4)
+    assert result.accuracy == pytest.approx((1 / 4 + 3 / 4 + 2 / 4) / 3)
+    assert result.loss == 2.0
+    assert result.accuracy_by_class == [pytest.approx(v) for v in ((0.5 + 1 + 0.5) / 3, 1 / 3)] + [None] + [
+        pytest.approx(1 / 3)
+    ]
+    assert result.accuracy_by_client == [0.75, 0.5, None]
+
+
+def fair(clients: list[float | None], classes: list[float | None]) -> dict[str, float | None]:
+    return fairness(Evaluation(accuracy=0.123, loss=9.0, accuracy_by_class=classes, accuracy_by_client=clients))
+
+
+def test_fairness_by_hand() -> None:
+    found = fair([0.9, None, 0.5, 0.7], [1.0, 0.4, None])
+    assert tuple(found) == FAIRNESS
+    # percentages 90, 50, 70 are 20, 20 and 0 from their mean; 100 and 40 are 30 from theirs
+    assert found == {
+        "mean_client_accuracy": pytest.approx(0.7),
+        "worst_client_accuracy": 0.5,
+        "worst_tenth_accuracy": 0.5,
+        "client_variance": pytest.approx((400 + 400 + 0) / 3),
+        "class_variance": pytest.approx(900),
+    }
+    assert fair([0.25], [0.5]) == {
+        "mean_client_accuracy": 0.25,
+        "worst_client_accuracy": 0.25,
+        "worst_tenth_accuracy": 0.25,
+        "client_variance": 0.0,
+        "class_variance": 0.0,
+    }
+
+
+@pytest.mark.parametrize(("clients", "tenth"), [(1, [0]), (10, [0]), (19, [0, 1]), (25, [0, 1]), (100, range(10))])
+def test_the_worst_tenth_is_a_mean_over_clients(clients: int, tenth: list[int]) -> None:
+    # client k recognises k percent, and they come in another order; who has no test split isn't counted
+    order = torch.randperm(clients, generator=torch.Generator().manual_seed(0)).tolist()
+    found = fair([None, *(k / 100 for k in order), None], [0.5])
+    assert found["worst_tenth_accuracy"] == pytest.approx(sum(tenth) / len(tenth) / 100)
+    assert found["worst_client_accuracy"] == 0.0
+    assert found["client_variance"] == pytest.approx((clients**2 - 1) / 12)  # of the numbers 0 to n - 1
+
+
+def test_fairness_where_no_client_has_a_test_split() -> None:
+    found = fair([None, None], [0.2, 0.4])
+    assert found.pop("class_variance") == pytest.approx(100)
+    assert set(found.values()) == {None}
+    assert set(fair([], [None]).values()) == {None}
+
+
+def test_chunks_are_of_one_size_and_bring_no_graph() -> None:
+    sizes: list[int] = []
+    factor = torch.ones(1, requires_grad=True)
+
+    def double(inputs: torch.Tensor) -> torch.Tensor:
+        sizes.append(len(inputs))
+        return 2 * factor * inputs
+
+    images = (torch.arange(2 * CHUNK + 1) % 256).to(torch.uint8)[:, None]
+    found = in_chunks(double, Samples(images, torch.zeros(2 * CHUNK + 1, dtype=torch.int64)))
+    assert sizes == [CHUNK, CHUNK, 1]
+    assert not found.requires_grad
+    torch.testing.assert_close(found, 2 * (images.float() / 127.5 - 1))
+
+
+def test_mean_loss_by_hand() -> None:
+    # scores (x, 0) with x = ln 3: the losses of 750 samples are ln 4/3, those of the other 750 are ln 4
+    model = with_streams(Line()).eval()
+    model.norm.eps = 0.0  # type: ignore[union-attr, assignment]
+    labels = torch.arange(1500) // 750
+    found = mean_loss(model, Samples(torch.full((1500, 1), math.log(3)), labels))
+    assert found == pytest.approx((math.log(4 / 3) + math.log(4)) / 2, abs=1e-6)
+
+
+def test_scoring_in_chunks_is_scoring_one_by_one() -> None:
+    model = with_streams(Line())
+    resident = Resident(model, CPU, False)
+    everything = Samples(torch.linspace(-1, 1, CHUNK + 7)[:, None], torch.arange(CHUNK + 7) % 2)
+    scored = score_all(resident, everything)
+    assert scored.correct.tolist() == [(x > 0) == (k % 2 == 0) for k, x in enumerate(everything.inputs[:, 0].tolist())]
+    assert scored.losses[-7:].tolist() == pytest.approx(score(resident, everything[-7:]).losses.tolist())
+    nothing = score_all(resident, everything[:0])
+    assert (nothing.correct.dtype, nothing.losses.dtype) == (torch.bool, torch.float32)
+    assert (len(nothing.correct), len(nothing.losses)) == (0, 0)

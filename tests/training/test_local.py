@@ -404,3 +404,105 @@ def test_the_template_is_copied() -> None:
     before = copy.deepcopy(model.state_dict())
     train(Resident(model, CPU, True), weights_of(line(4.0)), POINTS, squares)
     assert torch.equal(model.weight, before["weight"])
+
+
+def norm_of_one() -> nn.Sequential:
+    """Batch norm of one number with running mean 1 and variance 4."""
+    norm = nn.BatchNorm1d(1, eps=1e-12)
+    norm.running_mean, norm.running_var = torch.tensor([1.0]), torch.tensor([4.0])
+    return nn.Sequential(norm)
+
+
+def first_output(model: nn.Module, batch: Batch, context: Context) -> Tensor:
+    """The output for the larger of two inputs."""
+    return model(batch.inputs).max()
+
+
+# inputs 3 and 7 are 1 and 3 by the running statistics, and -1 and 1 by their own (mean 5, variance 4, unbiased 8)
+@pytest.mark.parametrize(
+    ("buffers", "loss", "expected"),
+    [
+        ("frozen", 3.0, {"weight": 1 - 3 / 4, "bias": -1 / 4, "running_mean": 1.0, "running_var": 4.0}),
+        (
+            "average",
+            1.0,
+            {"weight": 1 - 1 / 4, "bias": -1 / 4, "running_mean": 0.9 + 0.1 * 5, "running_var": 0.9 * 4 + 0.1 * 8},
+        ),
+    ],
+)
+def test_buffers_by_hand(buffers: str, loss: float, expected: dict[str, float]) -> None:
+    data = Samples(torch.tensor([[3.0], [7.0]]), torch.zeros(2, dtype=torch.int64))
+    resident = Resident(norm_of_one(), CPU, False)
+    for _ in range(2):  # whatever the worker did before
+        fitted = train(
+            resident, weights_of(norm_of_one()), data, first_output,
+            optimizer="sgd", learning_rate=0.25, buffers=buffers,
+        )  # fmt: skip
+        assert fitted.loss == pytest.approx(loss)
+        assert int(fitted.weights["0.num_batches_tracked"]) == (buffers == "average")
+        assert {name: float(fitted.weights[f"0.{name}"]) for name in expected} == pytest.approx(expected)
+        train(resident, weights_of(norm_of_one()), data, buffers="average" if buffers == "frozen" else "frozen")
+
+
+def test_frozen_buffers_leave_other_layers_in_training_mode() -> None:
+    modes: list[dict[str, bool]] = []
+
+    def loss(model: nn.Module, batch: Batch, context: Context) -> Tensor:
+        modes.append({type(layer).__name__: layer.training for layer in model.children()})
+        return entropy(model, batch, context)
+
+    model = with_streams(
+        nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4), nn.GroupNorm(2, 4), nn.Dropout(0.5), nn.Linear(4, 2))
+    )
+    resident = Resident(model, CPU, False)
+    for buffers in ("frozen", "average"):
+        train(resident, weights_of(model), data(6), loss, buffers=buffers)
+    frozen, average = modes
+    assert [name for name, training in frozen.items() if not training] == ["BatchNorm1d"]
+    assert all(average.values())
+
+
+def test_a_batch_knows_its_positions() -> None:
+    inputs = torch.randn(11, 2, generator=torch_stream(0, "data"))
+    samples = Samples(inputs, 10 * torch.arange(11))
+    seen: list[Tensor] = []
+
+    def loss(model: nn.Module, batch: Batch, context: Context) -> Tensor:
+        assert torch.equal(batch.inputs, inputs[batch.index])
+        assert torch.equal(batch.labels, 10 * batch.index)
+        seen.append(batch.index)
+        return model(batch.inputs).sum()
+
+    train(Resident(nn.Linear(2, 1), CPU, False), weights_of(nn.Linear(2, 1)), samples, loss, epochs=2, batch_size=4)
+    assert [len(index) for index in seen] == [4, 4, 3] * 2
+    for epoch in (seen[:3], seen[3:]):
+        assert sorted(torch.cat(epoch).tolist()) == list(range(11))
+
+
+def test_draws_leave_the_order_of_batches_as_it_is() -> None:
+    def orders(draws: int, dropout: float) -> tuple[list[list[int]], list[float]]:
+        seen: list[list[int]] = []
+        drawn: list[float] = []
+
+        def loss(model: nn.Module, batch: Batch, context: Context) -> Tensor:
+            seen.append(batch.index.tolist())
+            drawn.extend(torch.rand(draws, generator=context.generator).tolist())
+            return entropy(model, batch, context)
+
+        model = with_streams(nn.Sequential(nn.Dropout(dropout), nn.Linear(2, 2)))
+        train(Resident(model, CPU, False), weights_of(model), data(20), loss, epochs=3, batch_size=8, draw=12)
+        return seen, drawn
+
+    plain, _ = orders(0, 0.0)
+    assert len({tuple(index) for index in plain}) == len(plain) == 6
+    for draws, dropout in ((5, 0.0), (0, 0.5), (3, 0.5)):
+        seen, drawn = orders(draws, dropout)
+        assert seen == plain
+        assert len(set(drawn)) == 6 * draws  # and no draw is made twice
+
+
+def test_nothing_to_train_is_refused() -> None:
+    model = line()
+    model.weight.requires_grad_(False)
+    with pytest.raises(ValueError, match="fit needs at least one trainable parameter"):
+        train(Resident(model, CPU, False), weights_of(model), POINTS, squares)

@@ -7,6 +7,7 @@ from typing import ClassVar, Literal
 
 from fedfill.algorithms import Composable
 from fedfill.engines.contract import Client, Message, Server, client_handler
+from fedfill.errors import FedfillError
 from fedfill.privacy.ledger import unbounded
 from fedfill.tree import Weights
 
@@ -50,6 +51,14 @@ class FedAvg(Composable):
 
     weighting: Literal["samples", "uniform"] = "samples"
     """Weights of the average: each client's number of samples, or all equal."""
+
+    def check_host(self, host: Composable) -> None:
+        """Refuse weights that nobody would use."""
+        if self is host and self.aggregation and self.weighting != type(self).model_fields["weighting"].default:
+            raise FedfillError(
+                f"weighting: found {self.weighting} with aggregation={self.aggregation.name}, which weighs clients by its own "
+                "rule; leave one of them out"
+            )
 
     @property
     def by(self) -> str | None:

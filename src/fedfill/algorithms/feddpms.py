@@ -7,7 +7,6 @@ formulas, and every choice where the paper is silent.
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,13 +17,22 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from fedfill.algorithms import Composable, Contribution
-from fedfill.data.samples import Batch, Samples, normalise
+from fedfill.data.samples import Batch, Samples
 from fedfill.engines.contract import Client, Message, Server, client_handler
 from fedfill.errors import FedfillError
 from fedfill.models.views import part, rest
 from fedfill.privacy.accountant import mean_sensitivity
 from fedfill.privacy.ledger import gaussian, public, unbounded
-from fedfill.synthesis.vae import Bound, Reconstruction, accepted_codes, class_means, decode, latent_size, vae_loss
+from fedfill.synthesis.vae import (
+    Bound,
+    Reconstruction,
+    accepted_codes,
+    class_means,
+    decode,
+    latent_size,
+    require_vae,
+    vae_loss,
+)  # fmt: skip
 from fedfill.training.local import Context
 from fedfill.tree import Record, Tree, Weights
 
@@ -219,22 +227,11 @@ class FedDPMS(Composable):
             raise FedfillError(
                 f"release_sigma: found {self.release_sigma}; allowed: at most sigma, which is {self.sigma}"
             )
-        if not callable(getattr(model, "reconstruct", None)) or not callable(getattr(model, "sampled_scores", None)):
+        if not callable(getattr(model, "sampled_scores", None)):
             raise FedfillError(
-                f"model: feddpms needs the methods reconstruct and sampled_scores, and {type(model).__name__} lacks them; "
-                "see docs/algorithms/feddpms.md"
+                f"model: feddpms needs the method sampled_scores, and {type(model).__name__} lacks it; see docs/algorithms/feddpms.md"
             )
-        if inputs.dtype != torch.uint8:
-            raise FedfillError(
-                f"data: feddpms decodes 8-bit images, and these inputs are {inputs.dtype}; give uint8 images"
-            )
-        with torch.inference_mode():
-            scores, images, mu, _ = copy.deepcopy(model).eval().reconstruct(normalise(inputs))  # type: ignore[operator]
-        if images.shape != inputs.shape or mu.dim() != 2 or len(scores) != len(inputs):
-            raise FedfillError(
-                f"model: reconstruct gives images of shape {list(images.shape)} and means of shape {list(mu.shape)} for inputs "
-                f"of shape {list(inputs.shape)}; allowed: the inputs' shape, and [samples, latent]"
-            )
+        require_vae(model, inputs, self.name)
         return self.model_copy(
             update={
                 "preliminary_rounds": preliminary,

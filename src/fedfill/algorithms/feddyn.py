@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from pydantic import Field
@@ -25,9 +25,8 @@ class FedDyn(FedAvg):
     dyn_alpha: float = Field(default=0.01, gt=0, allow_inf_nan=False)
     """Weight of the dynamic regulariser (alpha)."""
 
-    @property
-    def by(self) -> None:
-        """The server's step is on the plain mean."""
+    weighting: Literal["uniform"] = "uniform"
+    """Weights of the average: the server's step is on the plain mean."""
 
     def server_state(self, initial: Weights) -> dict[str, Tree]:
         """The global model, and h; None stands for zeros."""

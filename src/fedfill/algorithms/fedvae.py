@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, Self
 
 from pydantic import Field
 from torch import Tensor, nn
 
 from fedfill.algorithms.fedavg import FedAvg
 from fedfill.data.samples import Batch
-from fedfill.synthesis.vae import Reconstruction, vae_loss
+from fedfill.synthesis.vae import Reconstruction, require_vae, vae_loss
 from fedfill.training.local import Context
 
 
@@ -25,6 +25,11 @@ class FedVAE(FedAvg):
     """Reconstruction loss: squared error averaged over pixels (the paper), summed, or binary cross-entropy summed."""
     kl: Literal["sum", "mean"] = "sum"
     """Divergence summed or averaged over the latent's coordinates."""
+
+    def resolved(self, *, rounds: int, model: nn.Module, inputs: Tensor) -> Self:
+        """Check that the network is an auto-encoder of these images."""
+        require_vae(model, inputs, self.name)
+        return super().resolved(rounds=rounds, model=model, inputs=inputs)
 
     def loss(self, model: nn.Module, batch: Batch, context: Context) -> Tensor:
         """FedDPMS's preliminary loss l1 + lambda (l2 + l3), in all rounds."""

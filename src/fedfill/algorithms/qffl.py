@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -23,9 +23,8 @@ class QFFL(FedAvg):
     q: float = Field(default=1.0, ge=0, allow_inf_nan=False)
     """How much fairness weighs; 0 is the plain mean of the clients."""
 
-    @property
-    def by(self) -> None:
-        """Clients count by their losses, and not by their samples."""
+    weighting: Literal["uniform"] = "uniform"
+    """Clients count by their losses, and not by their samples."""
 
     def pack(self, start: Start, trained: Weights, steps: int) -> tuple[Weights, float]:
         """Delta_i = F_i^q L (w_t - w_i) in the place of the parameters, and h_i; L is 1 / learning rate (lines 6 to 8)."""

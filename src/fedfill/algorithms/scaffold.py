@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from pydantic import Field
 
-from fedfill.algorithms import Algorithm, Start
+from fedfill.algorithms import Composable, Start
 from fedfill.algorithms.fedavg import FedAvg
 from fedfill.engines.contract import Server
 from fedfill.errors import FedfillError
@@ -29,7 +29,7 @@ class Scaffold(FedAvg):
     weighting: Literal["samples", "uniform"] = "uniform"
     """Weights of the average: all equal, as in the paper, or each client's number of samples."""
 
-    def check_host(self, host: Algorithm) -> None:
+    def check_host(self, host: Composable) -> None:
         """Control variates are read off plain gradient steps, and their mean belongs to the mean of the models."""
         if host.optimizer != "sgd" or host.momentum:
             found = f"optimizer={host.optimizer}" + (f" and momentum={host.momentum}" if host.momentum else "")
@@ -37,7 +37,7 @@ class Scaffold(FedAvg):
                 f"optimizer: found {found} with scaffold, whose control variates are the steps divided by the learning rate; "
                 "allowed: optimizer=sgd and momentum=0"
             )
-        if (aggregation := getattr(host, "aggregation", None)) is not None:
+        if (aggregation := host.aggregation_of).aggregates:
             raise FedfillError(
                 f"aggregation: found {aggregation.name} with scaffold, whose control variates assume the plain mean of the "
                 "local models; allowed: none"

@@ -4,7 +4,7 @@ An algorithm sees a `Server` in its ``round`` and a `Client` in its handlers, an
 messages, runs handlers and keeps the clients' states; it knows no algorithm. The rules, the same on every engine:
 
 * a received message can't be changed: a handler that writes into one ends the run;
-* a handler's writes to its state take effect when it returns, and not when it raises or is late;
+* a handler's writes to its state take effect when it returns, and not when it raises, is late or answers with a NaN;
 * an error in a handler is a reply, and so are a worker that died, a late answer and one that makes no sense: it is
   reported and left out, and the round goes on with the others;
 * replies come back in the order of the clients' numbers, whoever answered first;

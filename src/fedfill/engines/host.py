@@ -117,8 +117,8 @@ class Host:
             t: The round.
 
         Returns:
-            What came of it, and the state to commit; None where the handler raised, was late or broke a rule: then what was
-            committed before stays.
+            What came of it, and the state to commit; None where the handler raised, was late or broke a rule, or where its
+            reply is not finite: then what was committed before stays, and a client that diverged is not lost for ever.
         """
         function = getattr(self._program, handler)
         message = tree.copy(message)
@@ -173,6 +173,8 @@ class Host:
             releases = tuple(releases_of(reply, client.releases))
         except ContractError as unknown:
             return Outcome(error=unknown), None
+        if values and not tree.is_finite(reply):
+            values = None
         return Outcome(reply, None, releases, size, **spent), values  # type: ignore[arg-type]
 
 

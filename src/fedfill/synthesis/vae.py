@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import Literal
 
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedfill.data.samples import Batch, Samples, normalise, quantise
+from fedfill.errors import FedfillError
 
 Reconstruction = Literal["mse", "mse_sum", "bce_sum"]
 Bound = Literal["sigmoid", "clip", "none"]
@@ -43,6 +45,34 @@ def vae_loss(model: nn.Module, batch: Batch, *, weight: float, reconstruction: R
         error = functional.mse_loss(images, target)
     loss: Tensor = functional.cross_entropy(scores, batch.labels) + weight * (divergence + error)
     return loss
+
+
+@torch.inference_mode()
+def require_vae(model: nn.Module, inputs: Tensor, algorithm: str) -> None:
+    """Check that a network can be trained as an auto-encoder of these images.
+
+    Args:
+        model: A user's own, or a built-in one.
+        inputs: One sample as it is stored, ``[1, ...]``.
+        algorithm: For the error's sentence.
+
+    Raises:
+        FedfillError: Where it lacks ``reconstruct``, the inputs are no 8-bit images, or its images have another shape.
+    """
+    if not callable(getattr(model, "reconstruct", None)):
+        raise FedfillError(
+            f"model: {algorithm} needs the method reconstruct, and {type(model).__name__} lacks it; see docs/algorithms/feddpms.md"
+        )
+    if inputs.dtype != torch.uint8:
+        raise FedfillError(
+            f"data: {algorithm} decodes 8-bit images, and these inputs are {inputs.dtype}; give uint8 images"
+        )
+    scores, images, mu, _ = copy.deepcopy(model).eval().reconstruct(normalise(inputs))  # type: ignore[operator]
+    if images.shape != inputs.shape or mu.dim() != 2 or len(scores) != len(inputs):
+        raise FedfillError(
+            f"model: reconstruct gives images of shape {list(images.shape)} and means of shape {list(mu.shape)} for inputs "
+            f"of shape {list(inputs.shape)}; allowed: the inputs' shape, and [samples, latent]"
+        )
 
 
 @torch.no_grad()

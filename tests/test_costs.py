@@ -1,0 +1,73 @@
+"""The formulas of docs/costs.md against the bytes that a run counts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fedfill
+from fedfill.algorithms import known_algorithms
+from fedfill.models.networks import ModelSettings, build
+from fedfill.models.views import part, rest, weights_of
+from fedfill.tree import Weights
+
+K, T, L, CLASSES, PIXELS = 4, 2, 16, 10, 64  # clients, rounds, latent size, classes, values of an image
+OPTIONS: dict[str, Any] = {"data": "digits", "clients": K, "rounds": T, "local_epochs": 1, "data_fraction": 0.2}
+
+
+def parameters(*needs: str) -> Weights:
+    return weights_of(build("cnn2", (1, 8, 8), CLASSES, ModelSettings(), needs=needs, seed=0))
+
+
+def count(weights: Weights) -> int:
+    return sum(tensor.numel() for tensor in weights.values())
+
+
+P, PM = count(parameters()), count(parameters("projection"))
+PV, D = count(rest(parameters("decoder"), "decoder")), count(part(parameters("decoder"), "decoder"))
+
+# per client and round: bytes down, bytes up
+EACH: dict[str, tuple[int, int]] = {
+    **dict.fromkeys(("fedavg", "fedprox", "feddyn"), (4 * P, 4 * P + 8)),
+    **dict.fromkeys(("fednova", "qffl"), (4 * P, 4 * P + 16)),
+    "scaffold": (8 * P, 8 * P + 8),
+    "moon": (4 * PM, 4 * PM + 8),
+    "fedvae": (4 * (PV + D), 4 * (PV + D) + 8),
+    "local": (0, 0),
+}
+
+
+def expected(name: str, result: fedfill.Result) -> dict[str, dict[str, int]]:
+    """Bytes of the whole run by handler."""
+    if name in EACH:
+        down, up = EACH[name]
+        return {"train": {"down": K * T * down, "up": K * T * up}}
+    if name == "central":  # one place in the place of K
+        return {"train": {"down": T * (4 * P + 8), "up": T * 4 * P}}
+    if name in ("naivemix", "fedmix"):
+        sizes = [sum(row) for row in json.loads((result.directory / "partition.json").read_text())["clients"]]
+        means = sum(max(1, n // 64) for n in sizes) * 4 * (PIXELS + CLASSES)
+        return {
+            "share_means": {"down": 0, "up": means},
+            "train_mixed": {"down": K * (T * 4 * P + means), "up": K * T * (4 * P + 8)},
+        }
+    # feddpms: one preliminary round, which sends the decoder up, and one secondary, in which everybody shares
+    rows = [[row["accepted"] for row in classes.values()] for classes in result.rounds[1]["acceptance"].values()]
+    shared = [row for row in rows if any(row)]
+    told = sum(8 * 3 * len(row) for row in rows) + sum(8 * 2 * len(row) + 4 * L * sum(row) for row in shared)
+    return {
+        "preliminary_client": {"down": K * (4 * PV + 1), "up": K * (4 * (PV + D) + 8)},
+        "secondary_client": {"down": K * (4 * (PV + D) + 2), "up": K * (4 * PV + 9) + told},
+    }
+
+
+@pytest.mark.parametrize("name", [n for n, k in known_algorithms().items() if k.__module__.startswith("fedfill.")])
+def test_bytes_follow_the_formulas(name: str, tmp_path: Path):
+    result = fedfill.run(name, **OPTIONS, out=tmp_path / name)
+    formula = expected(name, result)
+    assert result.summary["bytes_by_handler"] == formula
+    assert result.summary["bytes_down"] == sum(leg["down"] for leg in formula.values())
+    assert result.summary["bytes_up"] == sum(leg["up"] for leg in formula.values())
