@@ -453,7 +453,7 @@ def test_state_commits_on_return_and_not_on_raise(start: Start, three: Federatio
 
 def test_a_reply_that_is_not_finite_commits_nothing(start: Start, three: Federation) -> None:
     """Otherwise a client that diverged once would keep a NaN, and be lost for the rest of the run."""
-    server, engine = start(P, three)
+    server, _ = start(P, three)
     server.call(ALL, P.count_and_diverge, Ask(listed=[1]))
     assert [loss["client"] for loss in server.lost] == [1]
     assert {i: count for i, (count, *_) in look(server).items()} == {0: 1, 1: 0, 2: 1}
