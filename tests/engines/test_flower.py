@@ -18,6 +18,8 @@ from fedfill import tree
 from fedfill.algorithms import Algorithm
 from fedfill.algorithms.fedavg import Broadcast, FedAvg, Update
 from fedfill.algorithms.feddpms import FedDPMS
+from fedfill.algorithms.fedmix import FedMix
+from fedfill.algorithms.scaffold import Scaffold
 from fedfill.data.samples import Samples
 from fedfill.engines.contract import Client, Server, State, client_handler
 from fedfill.engines.flower import (
@@ -44,6 +46,12 @@ TWO: dict[str, Algorithm] = {
     "fedavg": FedAvg(local_epochs=1, batch_size=8),
     "feddpms": FedDPMS(local_epochs=1, batch_size=8, preliminary_rounds=2, n_classes=1, alpha=4, max_candidates=40),
 }
+MORE: dict[str, Algorithm] = {
+    "scaffold": Scaffold(local_epochs=1, batch_size=8),
+    "fedmix with moon and qffl": FedMix(
+        local_epochs=1, batch_size=8, group_size=8, local="moon:contrast=latent", aggregation="qffl"
+    ),
+}
 ROUNDS = 5
 HALF = 0.5
 
@@ -53,7 +61,7 @@ class World:
 
     def __init__(self, name: str, folder: Path, **options: Any) -> None:
         self.federation = small_federation()
-        algorithm = options.pop("algorithm", TWO[name])
+        algorithm = options.pop("algorithm", None) or {**TWO, **MORE}[name]
         self.net = build("cnn2", (1, 8, 8), CLASSES, ModelSettings(), needs=algorithm.needs(), seed=0)
         self.algorithm = algorithm.resolved(rounds=ROUNDS, model=self.net, inputs=self.federation.sample.inputs)
         self.initial = weights_of(self.net)
@@ -106,14 +114,14 @@ def warned(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
 
 
 def expected(name: str) -> str:
-    server = run_rounds(TWO[name], ROUNDS, participation=HALF)
-    return tree.sha256(TWO[name].global_weights(server))
+    algorithm = {**TWO, **MORE}[name]
+    return tree.sha256(algorithm.global_weights(run_rounds(algorithm, ROUNDS, participation=HALF)))
 
 
 # Same bits
 
 
-@pytest.mark.parametrize("name", TWO)
+@pytest.mark.parametrize("name", [*TWO, *MORE])
 def test_same_bits_as_in_one_process(name: str, tmp_path: Path) -> None:
     world = World(name, tmp_path)
     for t in range(ROUNDS):
