@@ -23,6 +23,7 @@ from fedfill.algorithms.fedavg import FedAvg
 from fedfill.data.federation import ClientData, Federation
 from fedfill.data.samples import Samples
 from fedfill.engines.contract import Server, State
+from fedfill.engines.host import make_resident
 from fedfill.engines.local import LocalEngine
 from fedfill.models.networks import ModelSettings, build
 from fedfill.models.views import weights_of
@@ -128,7 +129,7 @@ def main() -> None:
         ready = time.perf_counter() - start
         server = Server(
             engine, clients=options.clients, classes=10, rounds=options.rounds,
-            participation=options.cohort / options.clients, seed=0, initial=initial, model=lambda weights: net,
+            participation=options.cohort / options.clients, seed=0, initial=initial, resident=make_resident(net, torch.device("cpu")),
             sample=federation.sample,
         )  # fmt: skip
         server.state = State(algorithm.server_state(initial))

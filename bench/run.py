@@ -28,6 +28,7 @@ from fedfill.data.federation import ClientData, Federation
 from fedfill.data.samples import Samples
 from fedfill.engines import contract
 from fedfill.engines.contract import Message, Server, State, client_handler
+from fedfill.engines.host import make_resident
 from fedfill.engines.local import LocalEngine
 from fedfill.models.layers import with_streams
 from fedfill.models.networks import Classifier
@@ -88,7 +89,7 @@ class Run:
         self.engine = LocalEngine(algorithm, federation, net, initial, seed=0, device=torch.device("cpu"), workers=2)
         self.server = Server(
             self.engine, clients=len(samples), classes=10, rounds=10**6, participation=participation, seed=0,
-            initial=initial, model=lambda weights: net, sample=federation.sample,
+            initial=initial, resident=make_resident(net, torch.device("cpu")), sample=federation.sample,
         )  # fmt: skip
         self.server.state = State(algorithm.server_state(initial))
         self.t = 0

@@ -10,10 +10,11 @@ from fedfill.algorithms import Algorithm, Start
 from fedfill.data.federation import ClientData, Federation
 from fedfill.data.samples import Samples
 from fedfill.engines.contract import Answers, Average, Client, Message, Outcome, Server, State, releases_of
+from fedfill.engines.host import make_resident
 from fedfill.engines.local import LocalEngine
 from fedfill.models.networks import ModelSettings, build
 from fedfill.models.views import weights_of
-from fedfill.training.local import LocalTraining
+from fedfill.training.local import LocalTraining, Resident
 from fedfill.tree import Weights
 
 CLASSES = 4
@@ -58,13 +59,9 @@ class Run:
         )
         self.server = Server(
             self.engine, clients=4, classes=CLASSES, rounds=rounds, participation=participation, seed=0, initial=initial,
-            model=self.load, sample=federation.sample,
+            resident=make_resident(net, torch.device("cpu")), sample=federation.sample,
         )  # fmt: skip
         self.server.state = State(self.algorithm.server_state(initial))
-
-    def load(self, weights: Weights) -> torch.nn.Module:
-        self.net.load_state_dict(weights, strict=False)
-        return self.net
 
 
 def run_rounds(
@@ -132,6 +129,16 @@ class ScriptedEngine:
         return Answers(outcomes)
 
 
+class Scripted(Resident):
+    """A server's model that takes no weights: the scripts' tensors have names of their own."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self.model = model
+
+    def load(self, weights: Weights) -> torch.nn.Module:
+        return self.model
+
+
 class Codes(torch.nn.Module):
     """A model of which nothing is known but that its codes have three coordinates."""
 
@@ -147,7 +154,7 @@ def scripted(
     known = Codes() if model is None else model
     server = Server(
         engine, clients=clients, classes=CLASSES, rounds=10, participation=participation, seed=0, initial=weights,
-        model=lambda weights: known, sample=bars(1, [0], 0),
+        resident=Scripted(known), sample=bars(1, [0], 0),
     )  # fmt: skip
     server.state = State({"weights": weights})
     server.begin(0)

@@ -24,6 +24,7 @@ from fedfill.algorithms import Algorithm
 from fedfill.data.federation import Federation
 from fedfill.data.samples import Samples
 from fedfill.engines.contract import Costs, Engine, Server, State
+from fedfill.engines.host import make_resident
 from fedfill.engines.local import LocalEngine, choose_device, processors
 from fedfill.errors import FedfillError
 from fedfill.privacy.ledger import Ledger
@@ -216,12 +217,6 @@ def _loop(
     experiment, algorithm, federation = prepared.experiment, prepared.algorithm, prepared.federation
     engine = connect(prepared, device)
     try:
-        spare = copy.deepcopy(prepared.model).to(device)
-
-        def load(weights: Weights) -> nn.Module:
-            spare.load_state_dict(weights, strict=False)
-            return spare
-
         server = Server(
             engine,
             clients=len(federation.clients),
@@ -230,7 +225,7 @@ def _loop(
             participation=experiment.participation,
             seed=experiment.seed,
             initial=tree.to(prepared.initial, device),
-            model=load,
+            resident=make_resident(prepared.model, device),
             sample=federation.sample.to(device),
             min_replies=experiment.min_replies,
         )

@@ -19,6 +19,7 @@ from fedfill.algorithms import Algorithm
 from fedfill.data.federation import ClientData, Federation
 from fedfill.data.samples import Samples
 from fedfill.engines.contract import Client, Message, Server, client_handler
+from fedfill.engines.host import make_resident
 from fedfill.engines.local import LocalEngine
 from fedfill.engines.ray import RayEngine
 from fedfill.models.views import weights_of
@@ -83,7 +84,7 @@ def start(kind: Any, **options: Any) -> Server:
     engine = kind(Mine(), federation, model, initial, seed=0, device=torch.device("cpu"), workers=2, **options)
     return Server(
         engine, clients=4, classes=2, rounds=1, participation=1, seed=0, initial=initial,
-        model=lambda weights: model, sample=federation.sample,
+        resident=make_resident(model, torch.device("cpu")), sample=federation.sample,
     )  # fmt: skip
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import re
 import time
 from collections.abc import Callable, Iterator
@@ -22,7 +21,7 @@ from fedfill.data.federation import Federation
 from fedfill.data.samples import Samples
 from fedfill.engines.contract import Client, Engine, Message, Server, State, client_handler, reason
 from fedfill.engines.flower import FlowerEngine
-from fedfill.engines.host import prefers_channels_last
+from fedfill.engines.host import make_resident, prefers_channels_last
 from fedfill.engines.local import LocalEngine
 from fedfill.errors import ContractError, FedfillError
 from fedfill.models.layers import with_streams
@@ -103,12 +102,6 @@ def start(request: pytest.FixtureRequest) -> Iterator[Start]:
         initial = weights_of(model)
         engine = ENGINES[request.param](program, federation, model, initial, seed, workers, timeout)
         engines.append(engine)
-        spare = copy.deepcopy(model)
-
-        def load(weights: Weights) -> nn.Module:
-            spare.load_state_dict(weights)
-            return spare
-
         server = Server(
             engine,
             clients=len(federation.clients),
@@ -117,7 +110,7 @@ def start(request: pytest.FixtureRequest) -> Iterator[Start]:
             participation=participation,
             seed=seed,
             initial=initial,
-            model=load,
+            resident=make_resident(model, torch.device("cpu")),
             sample=federation.sample,
             min_replies=min_replies,
         )

@@ -35,6 +35,7 @@ from fedfill.engines.flower import (
     pack,
     unpack,
 )
+from fedfill.engines.host import make_resident
 from fedfill.errors import FedfillError
 from fedfill.models.networks import ModelSettings, build
 from fedfill.models.views import weights_of
@@ -82,14 +83,10 @@ class World:
     def serve(self, participation: float = HALF) -> Server:
         server = Server(
             self.engine, clients=4, classes=CLASSES, rounds=ROUNDS, participation=participation, seed=0,
-            initial=self.initial, model=self.load, sample=self.federation.sample,
+            initial=self.initial, resident=make_resident(self.net, torch.device("cpu")), sample=self.federation.sample,
         )  # fmt: skip
         server.state = State(self.algorithm.server_state(self.initial))
         return server
-
-    def load(self, weights: Any) -> Any:
-        self.net.load_state_dict(weights, strict=False)
-        return self.net
 
     def round(self, t: int) -> None:
         self.server.begin(t)

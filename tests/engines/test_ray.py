@@ -33,6 +33,7 @@ from fedfill.data.federation import ClientData, Federation
 from fedfill.data.samples import Samples
 from fedfill.engines import ray as module
 from fedfill.engines.contract import Client, Message, RemoteError, Server, client_handler
+from fedfill.engines.host import make_resident
 from fedfill.engines.local import LocalEngine
 from fedfill.engines.ray import RayEngine
 from fedfill.errors import ContractError, FedfillError
@@ -126,7 +127,7 @@ class World:
         self.engine: Any = kind(P, data, self.model, initial, seed=3, device=CPU, **options)
         self.server = Server(
             self.engine, clients=clients, classes=2, rounds=99, participation=0.5, seed=3, initial=initial,
-            model=lambda weights: self.model, sample=data.sample,
+            resident=make_resident(self.model, CPU), sample=data.sample,
         )  # fmt: skip
 
     def round(self, t: int, ask: Ask | None = None, cohort: list[int] | None = None) -> tuple[str, dict[int, Answer]]:

@@ -27,7 +27,7 @@ from fedfill.privacy.ledger import Ledger, Release, unbounded
 from fedfill.streams import numpy_stream, torch_stream
 from fedfill.training.aggregation import Mean, group_of, mean_of
 from fedfill.training.evaluation import Evaluation
-from fedfill.training.local import Fit, Fitted, LocalTraining, Loss
+from fedfill.training.local import Fit, Fitted, LocalTraining, Loss, Resident, fit
 from fedfill.tree import Record, Tree, Weights
 
 
@@ -389,7 +389,7 @@ class Server:
         participation: Share of the clients in a round, in (0, 1].
         seed: Of the experiment.
         initial: The experiment's initial weights.
-        model: A model for the server's own use, in no client's way.
+        resident: A model for the server's own use, in no client's way.
         sample: One sample of nothing, with the type and shape of the clients'.
         min_replies: Good replies that a call to a whole cohort must have.
 
@@ -412,7 +412,7 @@ class Server:
         participation: float,
         seed: int,
         initial: Weights,
-        model: Callable[[Weights], nn.Module],
+        resident: Resident,
         sample: Samples,
         min_replies: int = 1,
     ) -> None:
@@ -430,14 +430,15 @@ class Server:
         self.notes: dict[str, Any] = {}
         self.warnings: list[str] = []
         self._engine = engine
-        self._model = model
+        self._resident = resident
         self._min_replies = min_replies
         self._round = 0
+        self._fits = 0
         self._cohort_size = 0
 
     def begin(self, t: int) -> None:
         """Start the record of round `t`."""
-        self._round = t
+        self._round, self._fits = t, 0
         self.lost, self.notes, self.warnings = [], {}, []
 
     def select(self, t: int) -> list[int]:
@@ -454,8 +455,27 @@ class Server:
         return torch_stream(self.seed, "server", purpose, self._round, device=device)
 
     def model(self, weights: Weights) -> nn.Module:
-        """A model that holds `weights`, in evaluation mode, valid until the next call."""
-        return self._model(weights).eval()
+        """A model that holds `weights`, in evaluation mode, valid until the next `model` or `fit`."""
+        return self._resident.load(weights).eval()
+
+    def fit(self, weights: Weights, loss: Loss, training: LocalTraining, *, data: Samples) -> Fitted:
+        """Training at the server, on data that it holds: synthetic images, say.
+
+        Args:
+            weights: Start; these tensors are trained and returned.
+            loss: A pure function (model, batch, context) -> scalar.
+            training: Budget and optimizer.
+            data: Training samples.
+
+        Returns:
+            Trained weights, steps, samples and mean loss.
+        """
+        device = data.labels.device
+        order, draws = (
+            torch_stream(self.seed, "server", name, self._round, self._fits, device=device) for name in ("fit", "draws")
+        )
+        self._fits += 1
+        return fit(self._resident, Fit(weights, loss, data, training), order, draws)
 
     def warn(self, sentence: str) -> None:
         """Tell the user something in one sentence; it is in the round's record too."""
