@@ -196,7 +196,7 @@ def test_places_that_cannot_be_used(elsewhere: Path) -> None:
         (["compare", "fedavg", "--seeds", "1,x"], ["seeds: found '1,x'; allowed: whole numbers separated by commas"]),
         (["compare", "fedavg", "--seeds", ""], ["seeds: found ''"]),
         (["compare", "fedavg", "--seeds", "1,"], ["seeds: found '1,'"]),
-        (["compare", "fedavg", "--seeds", "-1"], ["seed: found -1; allowed: at least 0"]),
+        (["compare", "fedavg", "--seeds", "-1"], ["seed: found -1; allowed: a whole number, at least 0"]),
         (["compare", "fedavg", "nope"], ["algorithm: unknown name 'nope'"]),
         (["compare", "fedavg:x"], ["allowed: NAME or NAME:setting=value"]),
         (["compare", "fedavg", "--set", "alpha=3"], ["fedavg has no 'alpha'"]),
@@ -352,10 +352,11 @@ def test_compare_prints_a_table(tiny: Callable[..., Result], elsewhere: Path) ->
     result = fedfill_(*words, "--out", "c")
     assert result.exit_code == 0, result.output
     rows = [line.split() for line in result.stdout.splitlines() if line.startswith(" fedavg")]
-    assert [row[0] for row in rows] == ["fedavg", "fedavg"]
-    assert result.stdout.count("\n  latent_activation=none") == 1
+    assert [row[0] for row in rows] == ["fedavg"] * 4  # two tables: accuracy, and fairness
+    assert "mean client" in result.stdout
+    assert result.stdout.count("\n  latent_activation=none") == 2
     assert all(row[2] == "±" for row in rows)
-    assert "digits, dirichlet:0.5, 4 clients, 1 rounds, seeds 0, 1" in result.stdout
+    assert "digits, dirichlet:0.5, 4 clients, 1 round, seeds 0, 1" in result.stdout
     assert "fedavg: In total: no differential-privacy guarantee.\n" in result.stdout
     assert "No guarantee covers" not in result.stdout
     assert max(map(len, result.stdout.splitlines())) <= 100
@@ -454,7 +455,7 @@ def test_reproduce(table: Path, elsewhere: Path) -> None:
         (["tinny"], ["table: found no table.toml in 'tinny'; did you mean 'tiny'?"]),
         (["tiny", "--only", "FedAvgg"], ["only: found 'FedAvgg'; did you mean 'FedAvg'?"]),
         (["tiny", "--seeds", "a"], ["seeds: found 'a'; allowed: whole numbers separated by commas"]),
-        (["tiny", "--seeds", "0,-1"], ["seeds: found 0, -1; allowed: one or more whole numbers of at least 0"]),
+        (["tiny", "--seeds", "0,-1"], ["seed: found -1; allowed: a whole number, at least 0"]),
         (["tiny", "--device", "rubbish"], ["device: found 'rubbish'"]),
     ],
 )
@@ -514,8 +515,8 @@ def test_list_names_every_algorithm() -> None:
     names = [line.split()[0] for line in text.splitlines() if not line.startswith(" ")]
     # other tests of this process may have algorithms of their own
     assert [name for name in names if find(name).__module__.startswith("fedfill.")] == [
-        "central", "fedavg", "feddpms", "feddyn", "fedmix", "fednova", "fedprox", "fedvae", "local", "moon", "naivemix",
-        "qffl", "scaffold",
+        "central", "fedavg", "feddpms", "feddyn", "fedmix", "fednova", "fedprox", "fedvae", "fedzdac", "fedzdas", "local",
+        "moon", "naivemix", "qffl", "scaffold",
     ]  # fmt: skip
 
 

@@ -3,7 +3,9 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
 
 import fedfill.reproduction as module
 from fedfill.engines.local import LocalEngine
@@ -85,9 +87,30 @@ def test_figures_of_other_settings_or_versions_are_left_out(
     (folder / "table.toml").write_text(TABLE.replace("mu = 0.1", "mu = 0.2"))
     found = reproduce(folder, only=["FedAvg"], seeds=[1], out=tmp_path / "runs")
     assert [(entry.row, entry.seed) for entry in found.entries] == [("FedAvg", 0), ("FedAvg", 1)]
-    monkeypatch.setattr(module, "__version__", "9.9")
+    kept = json.loads((folder / "results.json").read_text())
+    assert [(item["row"], item["seed"]) for item in kept] == [("FedAvg", 0), ("FedAvg", 1), ("FedProx, strong", 0)]
+    assert "| FedProx, strong | – | – |" in (folder / "README.md").read_text()
+    # and shown again where the settings are
+    (folder / "table.toml").write_text(TABLE)
+    found = reproduce(folder, only=["FedAvg"], seeds=[1], out=tmp_path / "runs")
+    assert ("FedProx, strong", 0) in {(entry.row, entry.seed) for entry in found.entries}
+    monkeypatch.setattr("fedfill.loop.__version__", "9.9")
     found = reproduce(folder, only=["FedAvg"], seeds=[1], out=tmp_path / "runs")
     assert [(entry.row, entry.seed) for entry in found.entries] == [("FedAvg", 1)]
+
+
+def test_figures_of_other_data_are_left_out(folder: Path, tmp_path: Path) -> None:
+    (folder / "table.toml").write_text(TABLE.replace("[options]", '[options]\ndata = "mine"\npartition = "iid"'))
+    for n in (60, 80):
+        for c in "ab":
+            place = tmp_path / str(n) / "mine" / "train" / c
+            place.mkdir(parents=True)
+            for k in range(n):
+                Image.fromarray(np.full((8, 8), k, np.uint8)).save(place / f"{k}.png")
+    reproduce(folder, seeds=[0], out=tmp_path / "runs", data_dir=tmp_path / "60")
+    found = reproduce(folder, only=["FedAvg"], seeds=[0], out=tmp_path / "runs", data_dir=tmp_path / "80")
+    assert [(entry.row, entry.seed) for entry in found.entries] == [("FedAvg", 0)]
+    assert len(found.others) == 2
 
 
 def test_the_committed_tables_are_sound() -> None:
@@ -97,7 +120,9 @@ def test_the_committed_tables_are_sound() -> None:
     for path in folders:
         table = module.checked(module.TableFile, read_toml(path / "table.toml"), "table.toml")
         entries = tuple(module._read(path))
+        module._check(table, [])
         assert {entry.row for entry in entries} <= {row.name for row in table.rows}
+        # whether an entry's digest is today's only the data can tell; here none is left out
         assert markdown(Reproduction(path, table, entries)) in (path / "README.md").read_text(), path
 
 
@@ -110,6 +135,11 @@ def test_the_committed_tables_are_sound() -> None:
         ("mu = 0.1", "mu = -1", "mu: found -1; allowed: at least 0"),
         ("title", "titel", "unknown name 'titel'; did you mean 'title'"),
         ("seeds = [0, 1]", "seeds = []", "seeds"),
+        ('["best_accuracy"]', '["best_acuracy"]', "figures: found 'best_acuracy'; did you mean 'best_accuracy'?"),
+        ('["best_accuracy"]', '["machine"]', "figures: found 'machine'"),
+        ("{ best_accuracy = 0.5 }", "{ accuarcy = 0.5 }", "figures: found 'accuarcy'; did you mean 'accuracy'?"),
+        ("[options]", "[options]\nseed = 3", "options: found 'seed', which no table may set"),
+        ("[options]", '[options]\nalgorithm = "fedavg"', "options: found 'algorithm'"),
     ],
 )
 def test_slips_in_a_table_are_found_before_anything_runs(
@@ -127,6 +157,13 @@ def test_other_slips(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.chdir(tmp_path)
     with pytest.raises(FedfillError, match="only: found 'FedAvgg'; did you mean 'FedAvg'"):
         reproduce(folder, only=["FedAvgg"])
+    with pytest.raises(FedfillError, match="only: found a text"):
+        reproduce(folder, only="FedAvg")
+    for seeds in ([-1], ["a"], [1.5], [True]):
+        with pytest.raises(FedfillError, match=r"seed: found .*; allowed: a whole number, at least 0"):
+            reproduce(folder, seeds=seeds)
+    with pytest.raises(FedfillError, match="seeds: found none"):
+        reproduce(folder, seeds=[])
     with pytest.raises(FedfillError, match="reproduce: 'rounds' would change the experiment"):
         reproduce(folder, rounds=3)
     with pytest.raises(FedfillError, match=r"table: found no table.toml in 'tabel'"):

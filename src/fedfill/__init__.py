@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
-__all__ = ["Experiment", "FedfillError", "Result", "__version__", "compare", "resume", "run"]
+__all__ = ["Experiment", "FedfillError", "Result", "__version__", "compare", "reproduce", "resume", "run"]
 
 _HOME = {
     "Experiment": "fedfill.settings",
     "FedfillError": "fedfill.errors",
     "Result": "fedfill.loop",
     "compare": "fedfill.comparison",
+    "reproduce": "fedfill.reproduction",
     "resume": "fedfill.experiment",
     "run": "fedfill.experiment",
 }
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from fedfill.errors import FedfillError
     from fedfill.experiment import resume, run
     from fedfill.loop import Result
+    from fedfill.reproduction import reproduce
     from fedfill.settings import Experiment
 
 

@@ -617,7 +617,7 @@ def _print_comparison(comparison: Comparison) -> None:
     first = results[0].summary
     several = len(comparison.seeds) > 1
     table = Table(
-        title=f"{first['dataset']}, {first['partition']}, {first['clients']} clients, {first['rounds']} rounds, "
+        title=f"{first['dataset']}, {first['partition']}, {first['clients']} clients, {first['rounds']} round{'s' if first['rounds'] > 1 else ''}, "
         f"seed{'s' if several else ''} {', '.join(map(str, comparison.seeds))}",
         title_justify="left",
         caption=f"{'mean ± standard deviation over seeds' if several else 'one seed, so no deviation'}; "
@@ -644,6 +644,7 @@ def _print_comparison(comparison: Comparison) -> None:
             f"{seconds:.1f}",
         )
     out.print(table)
+    _print_fairness(comparison)
     for note in comparison.notes:
         _paragraph(f"Not shared by {note}.")
     read = sum(result.was_finished for result in results)
@@ -660,6 +661,27 @@ def _print_comparison(comparison: Comparison) -> None:
     out.print(f"\nRun directories: {folder}/<algorithm>-seed<seed>", soft_wrap=True, markup=False)
     out.print(f"All figures: {folder}/comparison.csv", soft_wrap=True, markup=False)
     out.print(f"Pictures: {folder}/accuracy.png, {folder}/final.png", soft_wrap=True, markup=False)
+
+
+def _print_fairness(comparison: Comparison) -> None:
+    """Spread over clients and classes, where clients have test splits of their own."""
+    if all(row.figure("mean_client_accuracy")[0] is None for row in comparison.rows):
+        return
+    table = Table(
+        title="fairness", title_justify="left", caption_justify="left", box=box.SIMPLE_HEAD, padding=0, collapse_padding=True,
+        caption="clients on their own test splits: mean and the worst tenth in percent, variance in percent²; variance over "
+        "classes of the test set",
+    )  # fmt: skip
+    table.add_column("algorithm", overflow="fold")
+    for column in ("mean client", "worst tenth", "variance", "class variance"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for row in comparison.rows:
+        table.add_row(
+            row.label.replace(":", "\n ").replace(",", "\n "),
+            *(_mean(*row.figure(name)) for name in ("mean_client_accuracy", "worst_tenth_accuracy")),
+            *(_variance(*row.figure(name)) for name in ("client_variance", "class_variance")),
+        )
+    out.print(table)
 
 
 def _print_federation(federation: Federation, title: str) -> None:
@@ -703,6 +725,12 @@ def _difference(difference: Difference | None) -> str:
         return "-"
     mean = f"{100 * difference.mean:+.2f}"
     return mean if difference.half_width is None else f"{mean} ± {100 * difference.half_width:.2f}"
+
+
+def _variance(mean: float | None, deviation: float | None) -> str:
+    if mean is None:
+        return "-"
+    return f"{mean:.0f}" if deviation is None else f"{mean:.0f} ± {deviation:.0f}"
 
 
 def _share(value: float) -> str:

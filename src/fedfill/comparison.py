@@ -21,7 +21,7 @@ from fedfill.experiment import launch
 from fedfill.loop import OnRound, Prepared, Result
 from fedfill.preparation import arrange
 from fedfill.runs.directory import RunDirectory, write_atomically, writing
-from fedfill.settings import Experiment, split_settings
+from fedfill.settings import Experiment, split_settings, whole_numbers
 from fedfill.training.evaluation import FAIRNESS
 
 FIGURES = ("accuracy", "best_accuracy", *FAIRNESS, "bytes_up", "bytes_down", "train_samples", "seconds")
@@ -139,7 +139,9 @@ def compare(
         raise FedfillError("compare: needs at least one algorithm and one seed")
     if "seed" in options:
         raise FedfillError("seed: a comparison has seeds, a list of them")
-    seeds = [int(seed) for seed in seeds]
+    if isinstance(algorithms, str) or isinstance(seeds, str):
+        raise FedfillError("compare: found a text; allowed: a list of algorithms and a list of seeds")
+    seeds = whole_numbers(seeds)
     for label in algorithms:
         if not isinstance(label, str):
             raise FedfillError(f'compare: found the algorithm {label!r}; allowed: names, such as "fedavg"')
@@ -196,7 +198,9 @@ def unshared(prepared: Prepared, baseline: Prepared) -> list[str]:
     """
     own, other = prepared.experiment.settings, baseline.experiment.settings
     budget = [f"{name}={own[name]} (not {other[name]})" for name in BUDGET if own[name] != other[name]]
-    phrases = [f"another local budget: {', '.join(budget)}"] if budget else []
+    pooled = type(prepared.algorithm).pooled
+    phrases = ["the clients' data and mini-batches: all training samples lie in one place"] if pooled else []
+    phrases += [f"another local budget: {', '.join(budget)}"] if budget else []
     shape, others = prepared.experiment.model_settings, baseline.experiment.model_settings
     network = [f"{name}={shape[name]} (not {others[name]})" for name in others if shape.get(name) != others[name]]
     if network:

@@ -66,21 +66,26 @@ class Contribution:
 
 
 def _method(given: Any, info: ValidationInfo) -> Any:
-    """An algorithm whose local objective, or aggregation, another one takes; from ``"fedprox:mu=0.01"``."""
-    if given is None or isinstance(given, Algorithm):
-        return given
-    if str(given).lower() == "none":
-        return None
+    """An algorithm whose local objective, or aggregation, another one takes; from ``"fedprox:mu=0.01"`` or an instance."""
     axis = str(info.field_name)
-    name, settings = parse_variant(str(given))
-    able = [
-        kind.name
-        for kind in known_algorithms().values()
-        if kind.name and axis in _own_axes(kind) and len(_own_axes(kind)) == 1
-    ]
-    if name not in able:
+    if given is None or str(given).lower() == "none":
+        return None
+    if isinstance(given, Algorithm):
+        kind = type(given)
+        _check_axis(kind, axis)
+        inherited = [name for name in given.model_fields_set if name not in _own_settings(kind)]
+        if inherited:
+            raise FedfillError(
+                f"{axis}: {kind.name} takes no '{min(inherited)}' here, which is the host's; leave it out"
+            )
+        return given
+    # ";" between settings where a "," would end the setting itself, as in a comparison's fedavg:local=moon:mu=1;temperature=0.2
+    name, settings = parse_variant(str(given).replace(";", ","))
+    able = [kind.name for kind in known_algorithms().values() if kind.name and _own_axes(kind) == [axis]]
+    if name not in known_algorithms():
         raise FedfillError(f"{axis}: found '{name}'; {did_you_mean(name, [*able, 'none'])}")
     kind = find(name)
+    _check_axis(kind, axis)
     own = _own_settings(kind)
     for key in settings:
         if key not in own:
@@ -88,6 +93,20 @@ def _method(given: Any, info: ValidationInfo) -> Any:
                 f"{axis}: {name} takes no '{key}' here; {did_you_mean(key, own) if own else 'it has no settings'}"
             )
     return checked(kind, settings)
+
+
+def _check_axis(kind: type[Algorithm], axis: str) -> None:
+    """Refuse an algorithm that has nothing of its own on an axis, or that is a whole of both."""
+    axes = _own_axes(kind)
+    if axes == [axis]:
+        return
+    able = ", ".join(other.name for other in known_algorithms().values() if other.name and _own_axes(other) == [axis])
+    why = "has none of its own"
+    if len(axes) == 2:
+        why = "has a local objective and a server's step that make sense together alone"
+    elif axes:
+        why = f"is one for {axes[0]}={kind.name}"
+    raise FedfillError(f"{axis}: found {kind.name}, which {why}; allowed: {able}, none")
 
 
 def _own_settings(kind: type[Algorithm]) -> list[str]:
@@ -301,6 +320,7 @@ class Composable(Algorithm):
         messages: Message | Mapping[int, Message],
         weights: Weights,
         beside: Mapping[str, Weights] | None = None,
+        individually: bool = False,
     ) -> tuple[dict[int, Any], dict[str, Weights]]:
         """Let a cohort train, and aggregate.
 
@@ -311,9 +331,10 @@ class Composable(Algorithm):
             messages: As in ``server.call``.
             weights: The shared tensors as they were sent.
             beside: Further fields whose mean by samples is wanted, as in ``server.average``.
+            individually: Whether every client's own tensors must reach the server.
 
         Returns:
-            The good replies, and by field what was combined; ``weights`` are the new global tensors.
+            The good replies, with None in these fields unless they had to come individually, and by field what was combined; ``weights`` are the new global tensors.
         """
         control = self.objective_of.down(server)
         fields = {"weights": weights, **(beside or {}), **({} if control is None else {"control": control})}
@@ -321,7 +342,8 @@ class Composable(Algorithm):
             **dict.fromkeys(beside or {}, "samples"),
             **({"weights": self.aggregation_of.by} if self.aggregation_of.by else {}),
         }
-        replies, means = server.average(cohort, handler, messages, of=fields, by=by)
+        average = server.average_each if individually else server.average
+        replies, means = average(cohort, handler, messages, of=fields, by=by)
         if "weights" in means:
             means["weights"] = self.aggregation_of.combine(server, weights, means["weights"], list(replies.values()))
         if "control" in means:

@@ -1,13 +1,13 @@
 """Reproductions: the tables of papers, run row by row, and kept beside the papers' figures.
 
 A table is a folder with ``table.toml``: the options that all rows share, and for each row an algorithm, options of its
-own and the paper's figure. Finished runs are collected in ``results.json`` beside it, and ``README.md`` shows them between
-two marks; figures that were made with other settings, or by another version, are left out.
+own and the paper's figure. Finished runs are collected in ``results.json`` beside it, and ``README.md`` shows them between two
+marks. Figures that were made with other settings, other data or by another version stay in ``results.json`` and are not shown.
 """
 
 from __future__ import annotations
 
-import hashlib
+import functools
 import json
 import re
 import statistics
@@ -24,11 +24,13 @@ from fedfill.experiment import launch
 from fedfill.loop import INCIDENTAL, OnRound, Prepared
 from fedfill.preparation import arrange
 from fedfill.runs.directory import read_toml, write_atomically, writing
+from fedfill.settings import whole_numbers
+from fedfill.training.evaluation import FAIRNESS
 
 BEGIN, END = "<!-- figures: written by fedfill reproduce -->", "<!-- end of figures -->"
-KEPT = ("accuracy", "best_accuracy", "best_round", "mean_client_accuracy", "client_variance", "class_variance",
-        "worst_client_accuracy", "worst_tenth_accuracy", "bytes_up", "bytes_down", "seconds", "machine",
-        "weights_sha256")  # fmt: skip
+FIGURES = ("accuracy", "best_accuracy", *FAIRNESS)
+"""What a table may compare."""
+KEPT = (*FIGURES, "best_round", "bytes_up", "bytes_down", "seconds", "machine", "weights_sha256")
 
 
 class TableRow(BaseModel):
@@ -72,13 +74,13 @@ class Entry:
     Attributes:
         row: Its name.
         seed: Of the run.
-        recipe: Identifies settings and version, whatever the seed and the machine.
+        digest: Identifies the run: settings, data, initial weights and version, but not the machine.
         figures: Those of `KEPT`.
     """
 
     row: str
     seed: int
-    recipe: str
+    digest: str
     figures: Mapping[str, Any]
 
 
@@ -89,12 +91,14 @@ class Reproduction:
     Attributes:
         folder: Where table.toml, results.json and README.md lie.
         table: The table.
-        entries: Of all rows, as far as they were run with the present settings and version.
+        entries: Of all rows, as far as they were run with the present settings, data and version.
+        others: What else ``results.json`` holds.
     """
 
     folder: Path
     table: TableFile
     entries: tuple[Entry, ...]
+    others: tuple[Entry, ...] = ()
 
     def of(self, row: TableRow) -> list[Entry]:
         """The runs of a row, by seed."""
@@ -124,43 +128,65 @@ def reproduce(
         The table with all figures at hand.
 
     Raises:
-        FedfillError: Where there is no such table or row, or an option changes the experiment.
+        FedfillError: Where there is no such table or row, the table is not sound, or an option changes the experiment.
     """
     folder = find_table(table)
     content = checked(TableFile, read_toml(folder / "table.toml"), "table.toml")
-    names = [row.name for row in content.rows]
-    if twice := [name for k, name in enumerate(names) if name in names[:k]]:
-        raise FedfillError(f"rows: the name '{twice[0]}' is given twice")
-    for name in only:
-        if name not in names:
-            raise FedfillError(f"only: found '{name}'; {did_you_mean(name, names)}")
+    if isinstance(only, str):
+        raise FedfillError("only: found a text; allowed: a list of rows")
+    _check(content, only)
     for name in options.keys() - INCIDENTAL:
         raise FedfillError(f"reproduce: '{name}' would change the experiment; allowed: {', '.join(sorted(INCIDENTAL))}")
-    chosen = [int(seed) for seed in (content.seeds if seeds is None else seeds)]
-    if not chosen or min(chosen) < 0:
-        given = ", ".join(map(str, chosen)) or "none"
-        raise FedfillError(f"seeds: found {given}; allowed: one or more whole numbers of at least 0")
+    chosen = whole_numbers(content.seeds if seeds is None else seeds)
+    if not chosen:
+        raise FedfillError("seeds: found none; allowed: one or more whole numbers of at least 0")
 
-    def arranged(row: TableRow, seed: int) -> Prepared:
+    @functools.cache
+    def arranged(name: str, seed: int) -> Prepared:
+        row = next(row for row in content.rows if row.name == name)
         words = {"data": "digits", "partition": "dirichlet:0.5", "model": "auto", **content.options, **row.options}
         return arrange(row.algorithm, **{**words, **options, "seed": seed})
 
     # everything is checked before anything runs
     _frame(folder, content)
-    recipes = {row.name: recipe(arranged(row, chosen[0])) for row in content.rows}
-    entries = {(entry.row, entry.seed): entry for entry in _read(folder) if recipes.get(entry.row) == entry.recipe}
+    for row in content.rows:
+        for seed in chosen:
+            arranged(row.name, seed)
+    known = {row.name for row in content.rows}
+    entries, others = {}, []
+    for entry in _read(folder):
+        if entry.row in known and entry.digest == arranged(entry.row, entry.seed).digest:
+            entries[entry.row, entry.seed] = entry
+        else:
+            others.append(entry)
     for seed in chosen:
         for row in content.rows:
             if only and row.name not in only:
                 continue
-            prepared = arranged(row, seed)
+            prepared = arranged(row.name, seed)
             place = Path(out) / folder.name / f"{_slug(row.name)}-seed{seed}-{prepared.digest[:8]}"
             result = launch(prepared, place, on_run(row.name, seed) if on_run else None)
             figures = {name: result.summary[name] for name in KEPT}
-            entries[row.name, seed] = Entry(row.name, seed, recipes[row.name], figures)
-            found = Reproduction(folder, content, tuple(entries.values()))
+            entries[row.name, seed] = Entry(row.name, seed, prepared.digest, figures)
+            found = Reproduction(folder, content, tuple(entries.values()), tuple(others))
             write(found)
     return found
+
+
+def _check(table: TableFile, only: Sequence[str]) -> None:
+    """Find slips in a table that would otherwise show when its first run has ended."""
+    names = [row.name for row in table.rows]
+    if twice := [name for k, name in enumerate(names) if name in names[:k]]:
+        raise FedfillError(f"rows: the name '{twice[0]}' is given twice")
+    for name in only:
+        if name not in names:
+            raise FedfillError(f"only: found '{name}'; {did_you_mean(name, names)}")
+    for name in [*table.figures, *(figure for row in table.rows for figure in row.paper)]:
+        if name not in FIGURES:
+            raise FedfillError(f"figures: found '{name}'; {did_you_mean(name, FIGURES)}")
+    for given in (table.options, *(row.options for row in table.rows)):
+        for name in given.keys() & {"seed", "algorithm", "engine", *INCIDENTAL}:
+            raise FedfillError(f"options: found '{name}', which no table may set; leave it out")
 
 
 def find_table(table: str | Path) -> Path:
@@ -183,12 +209,6 @@ def find_table(table: str | Path) -> Path:
     raise FedfillError(f"table: found no table.toml in '{table}'; {hint}")
 
 
-def recipe(prepared: Prepared) -> str:
-    """Identifies an experiment whatever its seed and the machine it runs on: version and every resolved setting."""
-    settings = {k: v for k, v in prepared.experiment.model_dump().items() if k not in INCIDENTAL and k != "seed"}
-    return hashlib.sha256(json.dumps([__version__, settings], sort_keys=True).encode()).hexdigest()[:16]
-
-
 def write(found: Reproduction) -> None:
     """Write ``results.json`` and the figures in ``README.md``; whatever else the README says stays.
 
@@ -200,7 +220,7 @@ def write(found: Reproduction) -> None:
     """
     order = {row.name: k for k, row in enumerate(found.table.rows)}
     entries = sorted(found.entries, key=lambda entry: (order[entry.row], entry.seed))
-    document = [{"row": e.row, "seed": e.seed, "recipe": e.recipe, **e.figures} for e in entries]
+    document = [{"row": e.row, "seed": e.seed, "digest": e.digest, **e.figures} for e in (*entries, *found.others)]
     write_atomically(found.folder / "results.json", (json.dumps(document, indent=1) + "\n").encode())
     head, tail = _frame(found.folder, found.table)
     write_atomically(found.folder / "README.md", f"{head}{BEGIN}\n{markdown(found)}{END}{tail}".encode())
@@ -282,7 +302,7 @@ def _read(folder: Path) -> list[Entry]:
     try:
         document = json.loads(path.read_text())
         return [
-            Entry(item["row"], item["seed"], item["recipe"], {name: item[name] for name in KEPT}) for item in document
+            Entry(item["row"], item["seed"], item["digest"], {name: item[name] for name in KEPT}) for item in document
         ]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise FedfillError(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -89,3 +89,21 @@ def split_settings(algorithm: type[Algorithm], values: Mapping[str, Any]) -> tup
             known = [*algorithm.model_fields, *ModelSettings.model_fields]
             raise FedfillError(f"setting: {algorithm.name} has no '{name}'; {did_you_mean(name, known)}")
     return own, models
+
+
+def whole_numbers(seeds: Sequence[int]) -> list[int]:
+    """Seeds as whole numbers from 0.
+
+    Args:
+        seeds: As given.
+
+    Returns:
+        The same.
+
+    Raises:
+        FedfillError: Where one is none.
+    """
+    for seed in seeds:
+        if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
+            raise FedfillError(f"seed: found {seed!r}; allowed: a whole number, at least 0")
+    return list(seeds)

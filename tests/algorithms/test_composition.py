@@ -1,10 +1,14 @@
 """Local objectives and aggregations as values: whom they compose with, and that composing adds nothing of its own."""
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
 from tests.helpers import run_rounds
 
-from fedfill.algorithms import find, known_algorithms
+import fedfill
+from fedfill.algorithms import find, known_algorithms, parse_variant
 from fedfill.algorithms.fedavg import FedAvg
 from fedfill.algorithms.feddpms import FedDPMS
 from fedfill.algorithms.fedmix import FedMix
@@ -23,9 +27,11 @@ def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
 
 @pytest.mark.parametrize("local", ["fedprox:mu=0.5", "moon:contrast=latent,mu=2", "moon:contrast=logits", "moon"])
 def test_feddpms_with_a_local_objective_runs_both_phases_and_differs(local: str):
-    plain = run_rounds(FedDPMS(**DPMS), rounds=4, participation=0.5)
+    same_network = {"projection": 256} if local == "moon" else {}
+    plain = run_rounds(FedDPMS(**DPMS), rounds=4, participation=0.5, model=same_network)
     composed = run_rounds(FedDPMS(**DPMS, local=local), rounds=4, participation=0.5)
     assert composed.lost == []
+    assert composed.state.weights.keys() == plain.state.weights.keys()
     assert any("acceptance" in record for record in composed.history)
     assert not same(composed.state.weights, plain.state.weights)
 
@@ -73,20 +79,30 @@ def test_fedavg_with_a_value_is_that_algorithm():
 @pytest.mark.parametrize("kind", [FedMix, FedVAE])
 def test_others_compose_too(kind: type):
     settings = {"local_epochs": 1, "batch_size": 8, **SGD}
-    plain = run_rounds(kind(**settings), rounds=2)
-    both = run_rounds(kind(**settings, local="fedprox:mu=1", aggregation="fednova"), rounds=2)
-    assert both.lost == []
-    assert not same(both.state.weights, plain.state.weights)
+    runs = [
+        run_rounds(kind(**settings, **value), rounds=2)
+        for value in (
+            {},
+            {"local": "fedprox:mu=1"},
+            {"aggregation": "qffl"},
+            {"local": "fedprox:mu=1", "aggregation": "qffl"},
+        )
+    ]
+    assert all(run.lost == [] for run in runs)
+    assert not any(same(a.state.weights, b.state.weights) for k, a in enumerate(runs) for b in runs[k + 1 :])
 
 
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
         ({"local": "fedprx"}, "local: found 'fedprx'; did you mean 'fedprox'?"),
-        ({"local": "feddyn"}, "local: found 'feddyn'; allowed: fedprox, moon, none, scaffold"),
-        ({"local": "fednova"}, "local: found 'fednova'"),
-        ({"local": "local"}, "local: found 'local'"),
-        ({"aggregation": "fedprox"}, "aggregation: found 'fedprox'; allowed: fednova, none, qffl"),
+        (
+            {"local": "feddyn"},
+            "local: found feddyn, which has a local objective and a server's step that make sense together alone",
+        ),
+        ({"local": "fednova"}, "local: found fednova, which is one for aggregation=fednova; allowed: "),
+        ({"local": "local"}, "local: found local, which has none of its own; allowed: "),
+        ({"aggregation": "fedprox"}, "aggregation: found fedprox, which is one for local=fedprox; allowed: "),
         ({"local": "fedprox:mv=1"}, "local: fedprox takes no 'mv' here; allowed: mu"),
         ({"local": "fedprox:local_epochs=3"}, "local: fedprox takes no 'local_epochs' here"),
         ({"aggregation": "fednova:q=3"}, "aggregation: fednova takes no 'q' here; it has no settings"),
@@ -103,6 +119,32 @@ def test_slips(settings, sentence):
 def test_scaffold_in_feddpms_needs_plain_gradient_steps():
     with pytest.raises(FedfillError, match="optimizer: found optimizer=adam with scaffold"):
         run_rounds(FedDPMS(**DPMS, local="scaffold"), rounds=1)
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"local": find("fednova")()}, "local: found fednova, which is one for aggregation"),
+        ({"aggregation": find("scaffold")()}, "aggregation: found scaffold, which is one for local"),
+        ({"aggregation": find("feddyn")()}, "aggregation: found feddyn, which has a local objective and"),
+        ({"local": find("central")()}, "local: found central, which has none of its own"),
+        (
+            {"local": FedProx(mu=0.1, local_epochs=7)},
+            "local: fedprox takes no 'local_epochs' here, which is the host's",
+        ),
+    ],
+)
+def test_instances_are_checked_like_words(settings, sentence):
+    with pytest.raises(FedfillError) as refusal:
+        FedDPMS(**settings)
+    assert sentence in str(refusal.value)
+    assert FedDPMS(local=FedProx(mu=0.1)).local == checked(FedDPMS, {"local": "fedprox:mu=0.1"}).local
+
+
+def test_two_settings_of_a_value_in_a_variant():
+    name, settings = parse_variant("fedavg:local=moon:mu=3;contrast=logits,batch_size=8")
+    algorithm = checked(find(name), settings)
+    assert (algorithm.local.mu, algorithm.local.contrast, algorithm.batch_size) == (3.0, "logits", 8)
 
 
 @pytest.mark.parametrize("name", ["fednova", "qffl"])
@@ -137,6 +179,8 @@ def test_values_survive_the_settings_file():
 def test_running_statistics_follow_the_policy(name: str, buffers: str):
     """With batch norm: averaged they move, frozen they stay as the initial model has them; no counter is a mean."""
     extra = {**DPMS, "preliminary_rounds": 1} if name == "feddpms" else {"local_epochs": 1, "batch_size": 8}
+    if name.startswith("fedzda"):
+        extra |= {"images_per_class": 2, "inversion_steps": 3, "server_buffers": buffers}
     server = run_rounds(find(name)(**extra, buffers=buffers), rounds=2, model={"width": "wide"})
     models = (
         [state["weights"] for state in server.client_states.values()] if name == "local" else [server.state.weights]
@@ -153,3 +197,82 @@ def test_running_statistics_follow_the_policy(name: str, buffers: str):
         else:
             assert not moved
             assert set(counters) == {0}
+
+
+class Tied(torch.nn.Module):
+    """Two layers that share their weight, which therefore has two names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.a, self.b = torch.nn.Linear(64, 10), torch.nn.Linear(10, 10), torch.nn.Linear(10, 10)
+        self.b.weight = self.a.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.b(self.a(self.first(x.flatten(1)).relu()).relu())
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedprox", "scaffold", "fednova", "qffl", "feddyn"])
+def test_shared_layers_stay_shared(name: str, tmp_path: Path):
+    options = {
+        "optimizer": "sgd",
+        "learning_rate": 0.05,
+        "local_epochs": 1,
+        "clients": 3,
+        "rounds": 2,
+        "data_fraction": 0.2,
+    }
+    result = fedfill.run(name, model=Tied(), out=tmp_path, **options)
+    assert torch.equal(result.weights["a.weight"], result.weights["b.weight"])
+
+
+class InPlace(torch.nn.Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x -= 0.5
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("name", ["fedavg", "qffl", "fedmix", "naivemix"])
+def test_a_network_that_works_in_place_leaves_the_data_alone(name: str, tmp_path: Path):
+    inputs, labels = torch.randn(200, 6), torch.arange(200) % 3
+    data = (inputs.clone(), labels, inputs[:50].clone(), labels[:50])
+    options = {
+        "learning_rate": 1e-12,
+        "local_epochs": 1,
+        "clients": 2,
+        "rounds": 3,
+        "partition": "iid",
+        "client_test": 0.2,
+    }
+    result = fedfill.run(name, data=data, model=InPlace(6, 3), out=tmp_path, **options)
+    losses = [record["loss"] for record in result.rounds]
+    assert losses == pytest.approx([losses[0]] * 3, rel=1e-5)
+
+
+STOPPED = {
+    "scaffold": {}, "moon": {}, "feddyn": {}, "naivemix": {"group_size": 8}, "fedmix": {"group_size": 8}, "qffl": {},
+    "fednova": {}, "fedvae": {}, "local": {}, "central": {},
+    "feddpms": {"local": "scaffold", "optimizer": "sgd", "preliminary_rounds": 1, "alpha": 5, "max_candidates": 50},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", STOPPED)
+def test_a_run_that_is_stopped_goes_on_with_the_same_bits(name: str, tmp_path: Path):
+    options = {
+        "clients": 4,
+        "rounds": 3,
+        "local_epochs": 1,
+        "data_fraction": 0.2,
+        "participation": 0.6,
+        **STOPPED[name],
+    }
+    whole = fedfill.run(name, out=tmp_path / "whole", **options)
+
+    def stop(record: dict[str, Any], rounds: int) -> None:
+        if record["round"] == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fedfill.run(name, out=tmp_path / "stopped", on_round=stop, **options)
+    again = fedfill.resume(tmp_path / "stopped")
+    assert again.resumed_after == 2
+    assert again.summary["weights_sha256"] == whole.summary["weights_sha256"]

@@ -499,3 +499,16 @@ def test_defaults_are_the_papers_for_its_data_sets():
 
 def test_secondary_message_names_everything_that_crosses():
     assert set(Secondary.__dataclass_fields__) == {"weights", "decoder", "sources", "share", "settled", "control"}
+
+
+def test_mechanism_none_shares_nothing_and_trains_both_phases():
+    server = run_rounds(FedDPMS(mechanism="none", preliminary_rounds=2, local_epochs=1, batch_size=8), rounds=4)
+    assert server.state.shared == {}
+    assert server.state.benefited == []
+    assert server.state.decoder is not None
+    assert "scarce_classes" not in server.costs.legs
+    down, up = server.costs.legs["secondary_client"]
+    model = sum(t.numel() * t.element_size() for t in server.state.weights.values())
+    assert down == 2 * 4 * (model + 2)  # no decoder, no codes
+    assert up == 2 * 4 * (model + 8 + 1)
+    assert all(state["synthetic"] is None for state in server.client_states.values())

@@ -7,8 +7,10 @@ import torch
 from tests.helpers import bars, run_rounds, scripted, start_of
 from torch import nn
 
+import fedfill
 from fedfill.algorithms.fedavg import FedAvg, Update
 from fedfill.algorithms.qffl import QFFL
+from fedfill.errors import FedfillError
 from fedfill.training.local import LocalTraining
 
 
@@ -60,3 +62,8 @@ def test_a_client_with_a_larger_loss_moves_the_model_more():
         start = start_of(received, model=One(), data=bars(4, [0], 0), training=LocalTraining(learning_rate=0.1))
         packed[i] = QFFL(q=1.0).pack(start, {**received, "w": received["w"] - 0.1}, steps=1)
     assert packed[1][0]["w"].item() > 3 * packed[0][0]["w"].item()
+
+
+def test_a_q_beyond_all_numbers_is_named(tmp_path):
+    with pytest.raises(FedfillError, match="q: found 1000, and a client's loss"):
+        fedfill.run("qffl", q=1000, rounds=1, clients=3, local_epochs=1, data_fraction=0.2, out=tmp_path)

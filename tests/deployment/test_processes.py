@@ -239,7 +239,7 @@ def test_what_ignores_a_polite_request_is_killed_with_its_children(
 import os, signal, sys, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 os.fork()
-print("up", flush=True)
+os.write(1, b"up\\n")  # in one piece, whatever the other does
 time.sleep(60)
 """
     stubborn = subprocess.Popen(

@@ -22,7 +22,7 @@ class FedMix(NaiveMix):
         each sample's own, and keeps its graph: without it the last term would train nothing.
         """
         u = ((1 - self.mix) * batch.inputs).requires_grad_()  # [b, ...]
-        scores = model(u)  # [b, classes]
+        scores = model(u.clone())  # [b, classes]; a copy, as a network may work in place
         total = functional.cross_entropy(scores, batch.labels, reduction="sum")
         (slope,) = torch.autograd.grad(total, u, create_graph=True)  # [b, ...]
         towards = (slope * mean).sum() / len(batch.labels)

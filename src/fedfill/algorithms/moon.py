@@ -64,12 +64,15 @@ class Moon(FedAvg):
         start.client.state.previous = trained
 
     def representation(self, model: nn.Module) -> Callable[[Tensor], Tensor]:
-        """The part of the model that makes z: ``[b, ...]`` to ``[b, d]``."""
-        if self.contrast == "latent":
-            return model.encoder  # type: ignore[return-value]
-        if self.contrast == "projection":
-            return lambda inputs: model.projection(model.encoder(inputs))  # type: ignore[operator]
-        return model
+        """What makes z, ``[b, ...]`` to ``[b, d]``: the output of one part, whatever the model does around it."""
+        part = getattr(model, MODULE[self.contrast])
+
+        def z(inputs: Tensor) -> Tensor:
+            with output_of(part) as seen:
+                part(inputs) if self.contrast == "latent" else model(inputs)
+            return seen[-1]
+
+        return z
 
     def represent(self, start: Start, weights: Weights) -> Tensor:
         """Z of all training samples by a model that stays fixed, once in place of in each epoch, ``[n, d]``."""

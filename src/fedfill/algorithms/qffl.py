@@ -10,6 +10,7 @@ from pydantic import Field
 from fedfill.algorithms import Start
 from fedfill.algorithms.fedavg import FedAvg
 from fedfill.engines.contract import Server
+from fedfill.errors import FedfillError
 from fedfill.models.views import trainable
 from fedfill.training.evaluation import mean_loss
 from fedfill.tree import Weights
@@ -29,10 +30,17 @@ class QFFL(FedAvg):
     def pack(self, start: Start, trained: Weights, steps: int) -> tuple[Weights, float]:
         """Delta_i = F_i^q L (w_t - w_i) in the place of the parameters, and h_i; L is 1 / learning rate (lines 6 to 8)."""
         lipschitz = 1 / start.training.learning_rate
-        loss = mean_loss(start.client.model(start.weights), start.data) + 1e-10
-        moved = {name: lipschitz * (before - trained[name]) for name, before in start.parameters().items()}
-        norm = sum(float(step.double().square().sum()) for step in moved.values())
-        h = self.q * loss ** (self.q - 1) * norm + lipschitz * loss**self.q
+        model = start.client.model(start.weights)
+        loss = mean_loss(model, start.data) + 1e-10
+        moved = {name: lipschitz * (before - trained[name]) for name, before in trainable(model, start.weights).items()}
+        # a parameter that two layers share counts once
+        norm = sum(float(moved[name].double().square().sum()) for name, _ in model.named_parameters() if name in moved)
+        try:
+            h = self.q * loss ** (self.q - 1) * norm + lipschitz * loss**self.q
+        except OverflowError:
+            raise FedfillError(
+                f"q: found {self.q:g}, and a client's loss of {loss:.3g} to this power is beyond all numbers; try a smaller q"
+            ) from None
         return {**trained, **{name: loss**self.q * step for name, step in moved.items()}}, h
 
     def combine(self, server: Server, weights: Weights, mean: Weights, replies: Sequence[Any]) -> Weights:

@@ -76,9 +76,12 @@ class Batch:
 
 
 def normalise(inputs: Tensor) -> Tensor:
-    """Images as the networks see them: uint8 0..255 becomes float32 -1..1 (FedDPMS's preprocessing); floats pass as they are."""
+    """Images as the networks see them: uint8 0..255 becomes float32 -1..1 (FedDPMS's preprocessing); floats keep their values.
+
+    The result never shares memory with the data: a network may work in place.
+    """
     if inputs.dtype != torch.uint8:
-        return inputs
+        return inputs.clone()
     return inputs.to(torch.float32).mul_(1 / 127.5).sub_(1.0)
 
 

@@ -537,15 +537,50 @@ class Server:
             ContractError: Where the algorithm broke the contract, or a handler raised on every client.
             FedfillError: Where too few replies are left.
         """
-        weighed = dict.fromkeys(of, by) if isinstance(by, str) else by or {}
-        spec = Average({name: shapes_of(tensors) for name, tensors in of.items()}, weighed)
+        spec = _specified(of, by)
         replies, means = self._call(cohort, handler, messages, spec)
-        for name, mean in means.items():
-            if not mean.weight > 0:
-                raise FedfillError(
-                    f"engine: every reply to '{handler.__name__}' weighs nothing in '{weighed[name]}', so there is no mean"
-                )
-        return replies, {name: mean.tensors for name, mean in means.items()}
+        return replies, _weighed(means, spec, handler.__name__)
+
+    def average_each(
+        self,
+        cohort: Sequence[int],
+        handler: BoundHandler,
+        messages: Message | Mapping[int, Message],
+        *,
+        of: Mapping[str, Weights],
+        by: str | Mapping[str, str] | None,
+    ) -> tuple[dict[int, Any], dict[str, Weights]]:
+        """Like `average`, for a server that needs every reply's own tensors as well: they come whole, and the mean is taken here.
+
+        Args:
+            cohort: As in `average`.
+            handler: As in `average`.
+            messages: As in `average`.
+            of: As in `average`.
+            by: As in `average`.
+
+        Returns:
+            The good replies, whole, and the means. A reply whose fields are not those asked for is left out and reported.
+
+        Raises:
+            ContractError: As in `average`.
+            FedfillError: As in `average`.
+        """
+        spec = _specified(of, by)
+        found = self.call(cohort, handler, messages)
+        averaging = Averaging(spec, self.clients)
+        replies: dict[int, Any] = {}
+        for i, reply in found.items():
+            checked = averaging.add(i, Outcome(reply))
+            if checked.error is None:
+                replies[i] = reply
+            else:
+                self.lose(i, handler.__name__, reason(checked.error))
+        if not replies:
+            raise FedfillError(
+                f"engine: no reply to '{handler.__name__}' held what was asked for ({self.lost[-1]['reason']})"
+            )
+        return replies, _weighed(averaging.total(), spec, handler.__name__)
 
     def _call(
         self,
@@ -618,6 +653,20 @@ class Server:
             reason: In a few words.
         """
         self.lost.append({"client": client, "handler": handler, "reason": reason})
+
+
+def _specified(of: Mapping[str, Weights], by: str | Mapping[str, str] | None) -> Average:
+    weighed = dict.fromkeys(of, by) if isinstance(by, str) else by or {}
+    return Average({name: shapes_of(tensors) for name, tensors in of.items()}, weighed)
+
+
+def _weighed(means: Mapping[str, Mean], spec: Average, handler: str) -> dict[str, Weights]:
+    for name, mean in means.items():
+        if not mean.weight > 0:
+            raise FedfillError(
+                f"engine: every reply to '{handler}' weighs nothing in '{spec.by[name]}', so there is no mean"
+            )
+    return {name: mean.tensors for name, mean in means.items()}
 
 
 def reason(error: BaseException) -> str:

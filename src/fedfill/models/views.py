@@ -34,8 +34,12 @@ def rest(weights: Weights, *names: str) -> Weights:
 
 
 def trainable(model: nn.Module, weights: Weights) -> Weights:
-    """Those of the tensors that are trainable parameters of the model: no buffers, nothing that is frozen."""
-    return {name: weights[name] for name, p in model.named_parameters() if p.requires_grad and name in weights}
+    """Those of the tensors that are trainable parameters of the model: no buffers, nothing that is frozen.
+
+    A parameter that two layers share has two names, and both are there.
+    """
+    named = model.named_parameters(remove_duplicate=False)
+    return {name: weights[name] for name, p in named if p.requires_grad and name in weights}
 
 
 def names_by_type(model: nn.Module, *types: type[nn.Module]) -> set[str]:

@@ -1,0 +1,315 @@
+"""Fed-ZDAC and Fed-ZDAS: Hao et al., "Towards Fair Federated Learning with Zero-Shot Data Augmentation", CVPR Workshops 2021.
+
+Images conjured from a model's batch-norm statistics (`fedfill.synthesis.inversion`, algorithm 1) are trained on beside the real ones:
+at the clients, from the global model (algorithm 2, `FedZDAC`), or at the server, from each client's model (algorithm 3, `FedZDAS`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal, Self
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from fedfill import tree
+from fedfill.algorithms.fedavg import FedAvg
+from fedfill.data.samples import Samples
+from fedfill.engines.contract import Client, Message, Server, client_handler
+from fedfill.errors import FedfillError
+from fedfill.privacy.ledger import public, unbounded
+from fedfill.synthesis.inversion import Inversion, Statistic, invert, require_statistics
+from fedfill.training.local import Buffers, LocalTraining, OptimizerName
+from fedfill.tree import Record, Tree, Weights
+
+
+@dataclass(frozen=True)
+class ZeroShot(Message):
+    """Server to client: the global model, and whether to add synthetic images.
+
+    Attributes:
+        weights: The global model with its batch-norm statistics.
+        control: What the local objective needs beside it.
+        augment: Whether the client adds synthetic images in this round.
+        synthetic: The images, where the server makes them for all; None: the client makes its own.
+    """
+
+    weights: Weights
+    control: Weights | None
+    augment: bool
+    synthetic: Samples | None
+
+
+@dataclass(frozen=True)
+class ZeroShotUpdate(Message):
+    """Client to server: the trained model.
+
+    Attributes:
+        weights: As the aggregation wants it.
+        samples: Number of real samples behind it.
+        scale: A number of the aggregation's.
+        control: What the local objective sends beside it.
+        model: The trained model as it is, where the server inverts it and the aggregation sends something else.
+        losses: Statistics' distance and cross-entropy before and after the inversion, where the client made images.
+    """
+
+    declared: ClassVar = {
+        "weights": unbounded("model update, sent as it is"),
+        "samples": unbounded("number of samples, sent as it is"),
+        "scale": unbounded("a number of the local training, sent as it is"),
+        "control": unbounded("correction of the local training, sent as it is"),
+        "model": unbounded("model as trained, with the statistics of the client's own images"),
+        "losses": public("follows from the global model"),
+    }
+
+    weights: Weights
+    samples: int
+    scale: float | None
+    control: Weights | None
+    model: Weights | None
+    losses: list[float] | None
+
+
+@dataclass(frozen=True)
+class Made(Record):
+    """Synthetic images that a client keeps.
+
+    Attributes:
+        model: SHA-256 of the model that they were made from.
+        round: When.
+        samples: Images and labels.
+        losses: As in `ZeroShotUpdate`.
+    """
+
+    model: str
+    round: int
+    samples: Samples
+    losses: list[float]
+
+
+class _ZeroShotDataAugmentation(FedAvg):
+    """What both deployments share: when they begin, and how images are made."""
+
+    batch_size: int = Field(default=10, ge=1)
+    """Samples in a mini-batch (B)."""
+    optimizer: OptimizerName = "sgd"
+    """Of the local training, fresh in each round."""
+    learning_rate: float = Field(default=0.02, gt=0, allow_inf_nan=False)
+    """Step size of the local training."""
+    lr_decay: float = Field(default=1.0, gt=0, le=1)
+    """Factor of the learning rate every `lr_decay_every` rounds; 1 keeps it constant."""
+    weighting: Literal["samples", "uniform"] = "uniform"
+    """Weights of the average: all equal (equation 2), or each client's number of samples."""
+    start_round: int | None = Field(default=None, ge=0)
+    """Rounds of plain training before the first synthetic image; none: 80 % of all rounds (section 4.6)."""
+    images_per_class: int = Field(default=64, ge=1)
+    """Synthetic images of each class, from each model that is inverted."""
+    inversion_steps: int = Field(default=200, ge=1)
+    """Steps of Adam on the pixels."""
+    inversion_rate: float = Field(default=0.1, gt=0, allow_inf_nan=False)
+    """Step size of Adam on the pixels."""
+    statistic: Statistic = "std"
+    """Whether deviations or variances of the layers' inputs are matched; the paper has both words."""
+    statistics_weight: float = Field(default=1.0, ge=0, allow_inf_nan=False)
+    """Weight of the distance between statistics."""
+    class_weight: float = Field(default=1.0, ge=0, allow_inf_nan=False)
+    """Weight of the cross-entropy in the inversion."""
+    tv_weight: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    """Weight of the total variation in the inversion."""
+    l2_weight: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    """Weight of the mean squared pixel in the inversion."""
+    jitter: int = Field(default=0, ge=0)
+    """Pixels by which images are rolled at random before each step of the inversion."""
+    clamp: bool = True
+    """Whether pixels are kept in the range of real images while they are made."""
+
+    @property
+    def inversion(self) -> Inversion:
+        """How images are made."""
+        return Inversion(
+            per_class=self.images_per_class, steps=self.inversion_steps, learning_rate=self.inversion_rate,
+            statistic=self.statistic, statistics_weight=self.statistics_weight, class_weight=self.class_weight,
+            tv_weight=self.tv_weight, l2_weight=self.l2_weight, jitter=self.jitter, clamp=self.clamp,
+        )  # fmt: skip
+
+    def resolved(self, *, rounds: int, model: nn.Module, inputs: Tensor) -> Self:
+        """Choose the first round with synthetic images, and make sure that the model can be inverted."""
+        require_statistics(model, self.name)
+        if self.start_round is not None and self.start_round >= rounds:
+            raise FedfillError(
+                f"start_round: found {self.start_round}; allowed: 0 to rounds - 1, which is {rounds - 1}"
+            )
+        if self.jitter and inputs.dim() != 4:
+            raise FedfillError(f"jitter: found {self.jitter} with inputs of shape {list(inputs.shape[1:])}; allowed: 0")
+        start = min(rounds - 1, round(0.8 * rounds)) if self.start_round is None else self.start_round
+        return super().resolved(rounds=rounds, model=model, inputs=inputs).model_copy(update={"start_round": start})
+
+    def server_state(self, initial: Weights) -> dict[str, Tree]:
+        """The global model, and the last synthetic images that the server made."""
+        return {**super().server_state(initial), "synthetic": None}
+
+    def synthetic(self, server: Server) -> Samples | None:
+        """The server's last images, or some from the global model."""
+        if server.state.synthetic is not None:
+            return server.state.synthetic  # type: ignore[no-any-return]
+        model = server.model(server.state.weights)
+        return invert(model, range(server.classes), server.sample, self.inversion, server.stream("samples")).samples
+
+    def invert_clients(self, server: Server, models: Mapping[int, Weights]) -> Samples:
+        """Class-balanced images from each client's model, all together (algorithm 3, lines 8 and 9)."""
+        generator = server.stream("inversion")
+        made = [
+            invert(server.model(weights), range(server.classes), server.sample, self.inversion, generator)
+            for _, weights in sorted(models.items())
+        ]
+        server.note(inversion={str(i): [*one.first, *one.best] for i, one in zip(sorted(models), made, strict=True)})
+        return Samples(torch.cat([one.samples.inputs for one in made]), torch.cat([one.samples.labels for one in made]))
+
+
+class FedZDAC(_ZeroShotDataAugmentation):
+    """Clients invert the global model and train on real and synthetic images (algorithm 2)."""
+
+    name = "fedzdac"
+
+    augmented_classes: Literal["all", "missing"] = "all"
+    """Classes of the synthetic images: all (algorithm 2), or those of which the client has fewer than `few` samples."""
+    few: int = Field(default=1, ge=1)
+    """Samples below which a class counts as missing."""
+    generate_at: Literal["client", "server_broadcast"] = "client"
+    """Who inverts the global model: each client for itself, or the server once for all of them."""
+    reuse_rounds: int = Field(default=1, ge=1)
+    """Rounds for which a client goes on with the images that it made before."""
+    server_step: Literal["none", "zdas"] = "none"
+    """Whether the server then does what Fed-ZDAS's does."""
+    server_epochs: int = Field(default=1, ge=1)
+    """Epochs of the server on synthetic images."""
+    server_batch_size: int = Field(default=64, ge=1)
+    """Samples in a mini-batch of the server."""
+    server_buffers: Buffers = "average"
+    """Whether running statistics follow the synthetic images at the server (average), or stay (frozen)."""
+
+    def client_state(self) -> dict[str, Tree]:
+        """The images that the client made last."""
+        return {**super().client_state(), "made": None}
+
+    def round(self, server: Server, t: int) -> None:
+        """Select, train on real and synthetic images, average; where asked for, train the average at the server."""
+        state, cohort = server.state, server.select(t)
+        augment = t >= (self.start_round or 0)
+        synthetic = None
+        if augment and self.generate_at == "server_broadcast":
+            model = server.model(state.weights)
+            made = invert(model, range(server.classes), server.sample, self.inversion, server.stream("inversion"))
+            state.synthetic = synthetic = made.samples
+        message = ZeroShot(state.weights, self.objective_of.down(server), augment, synthetic)
+        step = augment and self.server_step == "zdas"
+        replies, mean = self.gather(server, cohort, self.train_augmented, message, state.weights, individually=step)
+        losses = {str(i): reply.losses for i, reply in replies.items() if reply.losses is not None}
+        if losses:
+            server.note(losses=losses)
+        state.weights = mean["weights"]
+        if step:
+            models = {i: reply.weights if reply.model is None else reply.model for i, reply in replies.items()}
+            state.synthetic = self.invert_clients(server, models)
+            state.weights = server_step(
+                server, self, state.synthetic, self.server_epochs, self.server_batch_size, self.server_buffers, t
+            )
+
+    @client_handler
+    async def train_augmented(self, client: Client, message: ZeroShot) -> ZeroShotUpdate:
+        """Generate, train on both, send (algorithm 2, lines 6 to 8)."""
+        data, made = client.data, None
+        if message.augment:
+            wanted = self.wanted(client)
+            if message.synthetic is not None:
+                synthetic = message.synthetic[
+                    torch.isin(message.synthetic.labels, torch.tensor(wanted).to(data.labels))
+                ]
+                data = data + (synthetic if len(synthetic) else None)
+            elif wanted:
+                made = self.make(client, message.weights, wanted)
+                data = data + made.samples
+        done = await self.contribute(client, message.weights, message.control, self.loss, data=data)
+        whole = {name: done.trained[name] for name in message.weights}
+        inverted = message.augment and self.server_step == "zdas" and self.aggregation_of.aggregates
+        return ZeroShotUpdate(
+            done.weights, len(client.data), done.scale, done.control, whole if inverted else None,
+            made.losses if made else None,
+        )  # fmt: skip
+
+    def wanted(self, client: Client) -> list[int]:
+        """Classes of the synthetic images."""
+        counts = client.data.counts(client.classes)
+        return [c for c in range(client.classes) if self.augmented_classes == "all" or counts[c] < self.few]
+
+    def make(self, client: Client, weights: Weights, classes: Sequence[int]) -> Made:
+        """Images from the received model; those of before where the model is the same, or young enough."""
+        model, kept = tree.sha256(weights), client.state.made
+        if kept is not None and (kept.model == model or client.round - kept.round < self.reuse_rounds):
+            return kept  # type: ignore[no-any-return]
+        sample = client.data[:1]
+        found = invert(client.model(weights), classes, sample, self.inversion, client.stream("inversion"))
+        client.state.made = Made(model, client.round, found.samples, [*found.first, *found.best])
+        return client.state.made  # type: ignore[no-any-return]
+
+
+class FedZDAS(_ZeroShotDataAugmentation):
+    """The server inverts every client's model and trains their average on the images (algorithm 3)."""
+
+    name = "fedzdas"
+
+    server_epochs: int = Field(default=1, ge=1)
+    """Epochs of the server on synthetic images."""
+    server_batch_size: int = Field(default=64, ge=1)
+    """Samples in a mini-batch of the server."""
+    server_buffers: Buffers = "average"
+    """Whether running statistics follow the synthetic images at the server (average), or stay (frozen)."""
+
+    def round(self, server: Server, t: int) -> None:
+        """Select, train on real images, invert each model, average, train the average on the images."""
+        state, cohort = server.state, server.select(t)
+        augment = t >= (self.start_round or 0)
+        message = ZeroShot(state.weights, self.objective_of.down(server), augment, None)
+        replies, mean = self.gather(server, cohort, self.train_real, message, state.weights, individually=augment)
+        state.weights = mean["weights"]
+        if augment:
+            models = {i: reply.weights if reply.model is None else reply.model for i, reply in replies.items()}
+            state.synthetic = self.invert_clients(server, models)
+            state.weights = server_step(
+                server, self, state.synthetic, self.server_epochs, self.server_batch_size, self.server_buffers, t
+            )
+
+    @client_handler
+    async def train_real(self, client: Client, message: ZeroShot) -> ZeroShotUpdate:
+        """Train on the real images alone, send (algorithm 3, line 6)."""
+        done = await self.contribute(client, message.weights, message.control, self.loss)
+        inverted = message.augment and self.aggregation_of.aggregates
+        whole = {name: done.trained[name] for name in message.weights} if inverted else None
+        return ZeroShotUpdate(done.weights, done.samples, done.scale, done.control, whole, None)
+
+
+def server_step(
+    server: Server, algorithm: FedAvg, data: Samples, epochs: int, batch_size: int, buffers: Buffers, t: int
+) -> Weights:
+    """Train the averaged model on synthetic images (algorithm 3, line 11), with the clients' optimizer and learning rate.
+
+    Args:
+        server: Whose weights are trained.
+        algorithm: For its loss and its optimizer.
+        data: Synthetic images.
+        epochs: Passes over them.
+        batch_size: Samples in a mini-batch.
+        buffers: What becomes of running statistics.
+        t: The round.
+
+    Returns:
+        The new global weights.
+    """
+    local = algorithm.training(t)
+    training = LocalTraining(
+        epochs=epochs, batch_size=batch_size, optimizer=local.optimizer, learning_rate=local.learning_rate,
+        momentum=local.momentum, weight_decay=local.weight_decay, buffers=buffers,
+    )  # fmt: skip
+    return server.fit(server.state.weights, algorithm.loss, training, data=data).weights

@@ -1,0 +1,146 @@
+"""Fed-ZDAC and Fed-ZDAS: who inverts what, when, and what is trained on it."""
+
+import pytest
+import torch
+from tests.helpers import run_rounds
+
+import fedfill
+from fedfill.algorithms.fedavg import FedAvg
+from fedfill.algorithms.fedzda import FedZDAC, FedZDAS
+from fedfill.errors import FedfillError
+
+QUICK = {"local_epochs": 1, "batch_size": 8, "learning_rate": 0.05, "images_per_class": 3, "inversion_steps": 5}
+WIDE = {"width": "wide"}
+
+
+@pytest.mark.parametrize("kind", [FedZDAC, FedZDAS])
+def test_before_the_first_round_with_images_it_is_fedavg_to_the_bit(kind: type):
+    settings = {k: v for k, v in QUICK.items() if k in FedAvg.model_fields}
+    plain = run_rounds(
+        FedAvg(**settings, optimizer="sgd", lr_decay=1.0, weighting="uniform"), rounds=2, model=WIDE, participation=0.5
+    )
+    early = run_rounds(kind(**QUICK, start_round=2), rounds=3, model=WIDE, participation=0.5, after=None)
+    again = run_rounds(kind(**QUICK, start_round=1), rounds=2, model=WIDE, participation=0.5)
+    states = []
+    run_rounds(
+        kind(**QUICK, start_round=2), rounds=3, model=WIDE, participation=0.5,
+        after=lambda server, t: states.append(server.state.weights),
+    )  # fmt: skip
+    assert all(torch.equal(states[1][name], tensor) for name, tensor in plain.state.weights.items())
+    assert not all(torch.equal(again.state.weights[name], tensor) for name, tensor in plain.state.weights.items())
+    assert all(torch.equal(states[2][name], tensor) for name, tensor in early.state.weights.items())
+
+
+def test_the_first_round_is_after_four_fifths():
+    assert fedzdac_start(10) == 8
+    assert fedzdac_start(1) == 0
+    assert fedzdac_start(100) == 80
+
+
+def fedzdac_start(rounds: int) -> int:
+    from fedfill.preparation import arrange
+
+    return arrange("fedzdac", data="digits", partition="iid", model="cnn2bn", rounds=rounds).algorithm.start_round
+
+
+def test_clients_train_on_real_and_synthetic_images():
+    server = run_rounds(FedZDAC(**QUICK, start_round=1), rounds=2, model=WIDE)
+    # 40 real samples of each of four clients, and 3 images of each of 4 classes in the second round
+    assert server.costs.train_samples == 4 * 40 + 4 * (40 + 12)
+    made = server.client_states[0]["made"]
+    assert made.samples.labels.tolist() == [c for c in range(4) for _ in range(3)]
+    assert made.samples.inputs.dtype == torch.uint8
+    assert made.round == 1
+    assert set(server.history[1]["losses"]) == {"0", "1", "2", "3"}
+
+
+def test_missing_classes_alone():
+    server = run_rounds(FedZDAC(**QUICK, start_round=0, augmented_classes="missing"), rounds=1, model=WIDE)
+    for i, state in server.client_states.items():
+        assert set(state["made"].samples.labels.tolist()) == set(range(4)) - {i, (i + 1) % 4}
+
+
+def test_the_server_makes_one_set_for_all_and_it_is_counted():
+    server = run_rounds(FedZDAC(**QUICK, start_round=0, generate_at="server_broadcast"), rounds=1, model=WIDE)
+    model = sum(t.numel() * t.element_size() for t in server.state.weights.values())
+    images = 12 * (64 + 8)  # uint8 pixels and int64 labels
+    assert server.costs.legs["train_augmented"][0] == 4 * (model + 1 + images)
+    assert server.costs.train_samples == 4 * (40 + 12)
+    assert all(state["made"] is None for state in server.client_states.values())
+    assert len(server.state.synthetic) == 12
+
+
+def test_images_are_kept_for_as_long_as_asked():
+    rounds = []
+
+    def after(server, t):
+        rounds.append({state["made"].round for state in server._engine.states().values()})
+
+    run_rounds(FedZDAC(**QUICK, start_round=0, reuse_rounds=2), rounds=4, model=WIDE, after=after)
+    assert rounds == [{0}, {0}, {2}, {2}]
+
+
+def test_the_server_inverts_each_model_and_trains_the_average():
+    server = run_rounds(FedZDAS(**QUICK, start_round=1), rounds=2, model=WIDE, participation=0.5)
+    assert server.costs.train_samples == 2 * 2 * 40  # clients see real images alone
+    assert len(server.state.synthetic) == 2 * 12
+    assert torch.bincount(server.state.synthetic.labels).tolist() == [6] * 4
+    assert len(server.history[1]["inversion"]) == 2
+    model = sum(t.numel() * t.element_size() for t in server.state.weights.values())
+    assert server.costs.legs["train_real"] == [2 * 2 * (model + 1), 2 * 2 * (model + 8)]
+
+
+def test_the_servers_step_moves_parameters_and_statistics_only_where_asked():
+    runs = {
+        buffers: run_rounds(FedZDAS(**QUICK, start_round=0, server_buffers=buffers), rounds=1, model=WIDE).state.weights
+        for buffers in ("average", "frozen")
+    }
+    mean = run_rounds(FedZDAS(**QUICK, start_round=1), rounds=2, model=WIDE, after=None)
+    plain = []
+    run_rounds(FedZDAS(**QUICK, start_round=1), rounds=2, model=WIDE, after=lambda s, t: plain.append(s.state.weights))
+    running = [name for name in plain[0] if "running" in name]
+    assert all(torch.equal(runs["frozen"][name], plain[0][name]) for name in running)
+    assert not any(torch.equal(runs["average"][name], plain[0][name]) for name in running)
+    for weights in runs.values():
+        assert not torch.equal(weights["classifier.weight"], plain[0]["classifier.weight"])
+    assert mean.lost == []
+
+
+@pytest.mark.parametrize("kind", [FedZDAC, FedZDAS])
+@pytest.mark.parametrize(
+    "value", [{"local": "fedprox:mu=0.5"}, {"aggregation": "qffl:q=0.5"}, {"aggregation": "fednova"}]
+)
+def test_on_top_of_others(kind: type, value: dict):
+    server = run_rounds(kind(**QUICK, start_round=0, **value), rounds=2, model=WIDE)
+    assert server.lost == []
+    assert server.evaluation.accuracy > 0
+    if kind is FedZDAS:
+        # the models themselves are inverted, and not what the aggregation sends
+        own = 4 * sum(t.numel() * t.element_size() for t in server.state.weights.values())
+        assert (server.costs.legs["train_real"][1] > 2 * 1.9 * own) is ("aggregation" in value)
+
+
+def test_both_at_once():
+    server = run_rounds(FedZDAC(**QUICK, start_round=0, server_step="zdas"), rounds=1, model=WIDE)
+    assert server.costs.train_samples == 4 * (40 + 12)
+    assert len(server.state.synthetic) == 4 * 12
+
+
+def test_networks_without_running_statistics_are_refused():
+    with pytest.raises(FedfillError, match="fedzdac needs normalisation layers with running statistics"):
+        fedfill.run("fedzdac", rounds=1, clients=3)
+    net = torch.nn.Sequential(
+        torch.nn.Conv2d(1, 4, 3), torch.nn.GroupNorm(2, 4), torch.nn.Flatten(), torch.nn.Linear(144, 10)
+    )
+    with pytest.raises(FedfillError, match="Sequential has none; GroupNorm keep none"):
+        fedfill.run("fedzdas", model=net, rounds=1, clients=3)
+
+
+def test_slips():
+    with pytest.raises(FedfillError, match="start_round: found 5; allowed: 0 to rounds - 1, which is 4"):
+        fedfill.run("fedzdac", model="cnn2bn", rounds=5, start_round=5, clients=3)
+
+
+def test_the_account_says_no_guarantee():
+    server = run_rounds(FedZDAS(**QUICK, start_round=0), rounds=1, model=WIDE)
+    assert server.ledger.account(1e-5)["total_epsilon"] is None
