@@ -27,6 +27,10 @@ def count(weights: Weights) -> int:
 
 
 P, PM = count(parameters()), count(parameters("projection"))
+BN = sum(
+    t.numel() * t.element_size()
+    for t in weights_of(build("cnn2bn", (1, 8, 8), CLASSES, ModelSettings(), seed=0)).values()
+)  # parameters, and buffers of batch norm
 PV, D = count(rest(parameters("decoder"), "decoder")), count(part(parameters("decoder"), "decoder"))
 
 # per client and round: bytes down, bytes up
@@ -45,6 +49,10 @@ def expected(name: str, result: fedfill.Result) -> dict[str, dict[str, int]]:
     if name in EACH:
         down, up = EACH[name]
         return {"train": {"down": K * T * down, "up": K * T * up}}
+    if name == "fedzdas":
+        return {"train_real": {"down": K * T * (BN + 1), "up": K * T * (BN + 8)}}
+    if name == "fedzdac":  # images in the second round: four losses tell of them
+        return {"train_augmented": {"down": K * T * (BN + 1), "up": K * (T * (BN + 8) + 4 * 8)}}
     if name == "central":  # one place in the place of K
         return {"train": {"down": T * (4 * P + 8), "up": T * 4 * P}}
     if name in ("naivemix", "fedmix"):
@@ -66,7 +74,8 @@ def expected(name: str, result: fedfill.Result) -> dict[str, dict[str, int]]:
 
 @pytest.mark.parametrize("name", [n for n, k in known_algorithms().items() if k.__module__.startswith("fedfill.")])
 def test_bytes_follow_the_formulas(name: str, tmp_path: Path):
-    result = fedfill.run(name, **OPTIONS, out=tmp_path / name)
+    zero_shot = {"model": "cnn2bn", "inversion_steps": 2, "images_per_class": 2} if name.startswith("fedzda") else {}
+    result = fedfill.run(name, **OPTIONS, **zero_shot, out=tmp_path / name)
     formula = expected(name, result)
     assert result.summary["bytes_by_handler"] == formula
     assert result.summary["bytes_down"] == sum(leg["down"] for leg in formula.values())
