@@ -9,7 +9,8 @@ from fedfill import tree
 from fedfill.algorithms import Algorithm, Start
 from fedfill.data.federation import ClientData, Federation
 from fedfill.data.samples import Samples
-from fedfill.engines.contract import Answers, Average, Client, Message, Outcome, Server, State, releases_of
+from fedfill.engines.contract import Client, Message, Server, State
+from fedfill.engines.exchange import Answers, Average, Outcome, releases_of
 from fedfill.engines.host import make_resident
 from fedfill.engines.local import LocalEngine
 from fedfill.models.networks import ModelSettings, build

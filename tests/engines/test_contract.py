@@ -19,7 +19,8 @@ from fedfill.algorithms import Algorithm
 from fedfill.algorithms.fedavg import Broadcast, FedAvg
 from fedfill.data.federation import Federation
 from fedfill.data.samples import Samples
-from fedfill.engines.contract import Client, Engine, Message, Server, State, client_handler, reason
+from fedfill.engines.contract import Client, Engine, Message, Server, State, client_handler
+from fedfill.engines.exchange import reason
 from fedfill.engines.flower import FlowerEngine
 from fedfill.engines.host import make_resident, prefers_channels_last
 from fedfill.engines.local import LocalEngine

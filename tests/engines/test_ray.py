@@ -32,7 +32,8 @@ from fedfill.algorithms.scaffold import Scaffold
 from fedfill.data.federation import ClientData, Federation
 from fedfill.data.samples import Samples
 from fedfill.engines import ray as module
-from fedfill.engines.contract import Client, Message, RemoteError, Server, client_handler
+from fedfill.engines.contract import Client, Message, Server, client_handler
+from fedfill.engines.exchange import RemoteError
 from fedfill.engines.host import make_resident
 from fedfill.engines.local import LocalEngine
 from fedfill.engines.ray import RayEngine

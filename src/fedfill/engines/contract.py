@@ -13,34 +13,34 @@ messages, runs handlers and keeps the clients' states; it knows no algorithm. Th
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
-from typing import Any, ClassVar, Protocol, TypeVar, cast
+from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar, cast
 
 import torch
 from torch import nn
 
 from fedfill import tree
 from fedfill.data.samples import Samples
+from fedfill.engines.exchange import (
+    NOT_FINITE,
+    Answers,
+    Average,
+    Averaging,
+    Lost,
+    Outcome,
+    reason,
+    specified,
+    tensors_of,
+)  # fmt: skip
+from fedfill.engines.exchange import Message as Message
 from fedfill.errors import ContractError, FedfillError
-from fedfill.privacy.ledger import Ledger, Release, unbounded
+from fedfill.privacy.ledger import Ledger, Release
 from fedfill.streams import numpy_stream, torch_stream
-from fedfill.training.aggregation import Mean, group_of, mean_of
+from fedfill.training.aggregation import Mean
 from fedfill.training.evaluation import Evaluation
 from fedfill.training.local import Fit, Fitted, LocalTraining, Loss, Resident, fit
-from fedfill.tree import Record, Tree, Weights
-
-
-class Message(Record):
-    """Base of the messages: subclass it as a frozen dataclass whose fields are everything that crosses.
-
-    Attributes:
-        declared: What fields of a reply release about the client's data, where that is the same for every reply.
-            A field that is declared neither here nor by ``client.release`` counts as a release without a guarantee.
-    """
-
-    declared: ClassVar[Mapping[str, Release]] = {}
-
+from fedfill.tree import Tree, Weights
 
 Handler = Callable[[Any, "Client", Any], Awaitable[Message]]
 H = TypeVar("H", bound=Handler)
@@ -185,145 +185,6 @@ class _Wait:
 
     def __await__(self) -> Generator[Fit, Fitted, Fitted]:
         return (yield self.request)
-
-
-class Lost(Exception):
-    """In place of a reply: the client or its worker died, was late, or sent what makes no sense; the text says which."""
-
-
-class RemoteError(Exception):
-    """What a handler raised in another process; its traceback there is a note of this exception."""
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What came of one call to one client.
-
-    Attributes:
-        reply: The answer, or None where there is none; without the fields that were averaged already.
-        error: The exception in place of an answer; beside one where the answer can't be used.
-        releases: What the reply gives away, by field.
-        size: Bytes of the whole reply.
-        fit_seconds: Seconds in local training.
-        train_samples: Samples passed through local training.
-    """
-
-    reply: Message | None = None
-    error: BaseException | None = None
-    releases: tuple[tuple[str, Release], ...] = ()
-    size: int = 0
-    fit_seconds: float = 0.0
-    train_samples: int = 0
-
-
-@dataclass(frozen=True)
-class Average:
-    """Which fields of the replies the server needs only the weighted mean of.
-
-    Attributes:
-        shapes: By field, the type and shape of every tensor that it has to hold.
-        by: By field, the field with a reply's weight; where there is none, all weigh the same.
-    """
-
-    shapes: Mapping[str, Mapping[str, tuple[torch.dtype, tuple[int, ...]]]]
-    by: Mapping[str, str]
-
-    def take(self, reply: Message) -> tuple[Message, dict[str, Mean]]:
-        """Part a reply into what is averaged and what is not.
-
-        Args:
-            reply: A whole reply.
-
-        Returns:
-            The reply with None in the averaged fields, and these as means; a field that was None already has no mean.
-
-        Raises:
-            ValueError: Where a field doesn't hold the tensors that it should, or the weight is none.
-        """
-        means: dict[str, Mean] = {}
-        for name, shapes in self.shapes.items():
-            by = self.by.get(name)
-            weight = 1.0 if by is None else getattr(reply, by)
-            if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight <= HEAVIEST:
-                raise ValueError(f"'{by}' of the reply is {str(weight)[:20]}, and a weight is a number from 0 to 2^53")
-            tensors = getattr(reply, name)
-            if tensors is None:
-                continue
-            if shapes_of(tensors) != shapes:
-                raise ValueError(f"'{name}' of the reply has other names, types or shapes than were asked for")
-            means[name] = Mean(tensors, float(weight), float(weight))
-        return self.rest(reply), means
-
-    def rest(self, reply: Message) -> Message:
-        """The reply with None in the averaged fields."""
-        return cast("Message", replace(cast("Any", reply), **dict.fromkeys(self.shapes)))
-
-
-def shapes_of(tensors: Weights) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
-    """Type and shape of every tensor, by name."""
-    return {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()}
-
-
-class Averaging:
-    """Takes the mean over replies in client order: within the clients' groups first, then over the groups.
-
-    Args:
-        average: What to take the mean of; None for a call without one.
-        clients: Clients of the federation.
-    """
-
-    def __init__(self, average: Average | None, clients: int) -> None:
-        self._average = average
-        self._clients = clients
-        self.groups: dict[int, dict[str, Mean]] = {}
-
-    def add(self, client: int, outcome: Outcome) -> Outcome:
-        """Check a reply and add it to its group's mean; clients of one group come in ascending order.
-
-        Args:
-            client: Whose reply it is.
-            outcome: With the whole reply.
-
-        Returns:
-            The outcome to pass on: without what was averaged, or with an error where the reply can't be used.
-        """
-        if outcome.reply is None or outcome.error is not None:
-            return outcome
-        reply = outcome.reply
-        means: dict[str, Mean] = {}
-        error: Lost | None = None
-        try:
-            if self._average is not None:
-                reply, means = self._average.take(reply)
-            if not tree.is_finite((reply, [mean.tensors for mean in means.values()])):
-                raise ValueError(NOT_FINITE)
-        except ValueError as broken:
-            error, means = Lost(str(broken)), {}
-            if self._average is not None:
-                reply = self._average.rest(reply)
-        group = self.groups.setdefault(group_of(client, self._clients), {})
-        for name, mean in means.items():
-            group[name] = mean_of([group[name], mean]) if name in group else mean  # type: ignore[assignment]
-        return replace(outcome, reply=reply, error=error)
-
-    def total(self) -> dict[str, Mean]:
-        """The mean over all groups, by field; a field that no reply held is missing."""
-        ordered = [self.groups[group] for group in sorted(self.groups)]
-        names = {name: None for group in ordered for name in group}
-        return {name: mean_of(group[name] for group in ordered if name in group) for name in names}  # type: ignore[misc]
-
-
-@dataclass(frozen=True)
-class Answers:
-    """What came of one call.
-
-    Attributes:
-        outcomes: For every client that had a message, in no particular order.
-        means: By field, where the engine took the mean already; None: the server takes it from the replies.
-    """
-
-    outcomes: Mapping[int, Outcome]
-    means: Mapping[str, Mean] | None = None
 
 
 class Engine(Protocol):
@@ -537,9 +398,9 @@ class Server:
             ContractError: Where the algorithm broke the contract, or a handler raised on every client.
             FedfillError: Where too few replies are left.
         """
-        spec = _specified(of, by)
+        spec = specified(of, by)
         replies, means = self._call(cohort, handler, messages, spec)
-        return replies, _weighed(means, spec, handler.__name__)
+        return replies, tensors_of(means, spec, handler.__name__)
 
     def average_each(
         self,
@@ -566,7 +427,7 @@ class Server:
             ContractError: As in `average`.
             FedfillError: As in `average`.
         """
-        spec = _specified(of, by)
+        spec = specified(of, by)
         found = self.call(cohort, handler, messages)
         averaging = Averaging(spec, self.clients)
         replies: dict[int, Any] = {}
@@ -580,7 +441,7 @@ class Server:
             raise FedfillError(
                 f"engine: no reply to '{handler.__name__}' held what was asked for ({self.lost[-1]['reason']})"
             )
-        return replies, _weighed(averaging.total(), spec, handler.__name__)
+        return replies, tensors_of(averaging.total(), spec, handler.__name__)
 
     def _call(
         self,
@@ -653,51 +514,3 @@ class Server:
             reason: In a few words.
         """
         self.lost.append({"client": client, "handler": handler, "reason": reason})
-
-
-def _specified(of: Mapping[str, Weights], by: str | Mapping[str, str] | None) -> Average:
-    weighed = dict.fromkeys(of, by) if isinstance(by, str) else by or {}
-    return Average({name: shapes_of(tensors) for name, tensors in of.items()}, weighed)
-
-
-def _weighed(means: Mapping[str, Mean], spec: Average, handler: str) -> dict[str, Weights]:
-    for name, mean in means.items():
-        if not mean.weight > 0:
-            raise FedfillError(
-                f"engine: every reply to '{handler}' weighs nothing in '{spec.by[name]}', so there is no mean"
-            )
-    return {name: mean.tensors for name, mean in means.items()}
-
-
-def reason(error: BaseException) -> str:
-    """Why there is no good reply, for the record."""
-    return str(error) if isinstance(error, Lost | RemoteError) else f"{type(error).__name__}: {error}"
-
-
-def releases_of(reply: Message, declared: Mapping[str, Release]) -> Iterator[tuple[str, Release]]:
-    """What a reply gives away, field by field.
-
-    Args:
-        reply: The whole reply.
-        declared: What the handler declared for this reply; it comes before what the message's class declares.
-
-    Yields:
-        ``Kind.field`` and its release; a field that is empty and not declared by the handler gives nothing away.
-
-    Raises:
-        ContractError: Where something is declared that is no field.
-    """
-    kind = type(reply).__name__
-    unknown = declared.keys() - {item.name for item in fields(reply)}  # type: ignore[arg-type]
-    if unknown:
-        raise ContractError(f"a release is declared for '{min(unknown)}', which is no field of {kind}")
-    for item in fields(reply):  # type: ignore[arg-type]
-        if getattr(reply, item.name) is None and item.name not in declared:
-            continue
-        yield f"{kind}.{item.name}", declared.get(item.name) or reply.declared.get(item.name) or UNDECLARED
-
-
-UNDECLARED = unbounded("sent as it is")
-HEAVIEST = 2**53
-"""The largest weight of a reply, and the largest count from elsewhere: beyond it floats skip whole numbers."""
-NOT_FINITE = "the reply holds a NaN or an infinity"

@@ -30,7 +30,8 @@ from torch import nn
 from fedfill import tree
 from fedfill.data.federation import ClientData
 from fedfill.data.samples import Samples
-from fedfill.engines.contract import HEAVIEST, Answers, Average, Lost, Message, Outcome, releases_of
+from fedfill.engines.contract import Message
+from fedfill.engines.exchange import HEAVIEST, Answers, Average, Lost, Outcome, releases_of
 from fedfill.engines.host import Host, make_resident
 from fedfill.errors import FedfillError
 from fedfill.privacy.ledger import Release, unbounded

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from fedfill import tree
 from fedfill.data.samples import Samples
 from fedfill.engines.allocator import keep_freed_memory
-from fedfill.engines.contract import Client, Lost, Message, Outcome, State, releases_of
+from fedfill.engines.contract import Client, Message, State
+from fedfill.engines.exchange import Lost, Outcome, releases_of
 from fedfill.errors import ContractError
 from fedfill.streams import secret_stream, torch_stream
 from fedfill.training.local import Fit, Fitted, Interrupted, LocalTraining, Resident, fit, make_optimizer

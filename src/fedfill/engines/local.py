@@ -14,7 +14,8 @@ from torch import nn
 from fedfill import tree
 from fedfill.data.federation import Federation
 from fedfill.data.samples import Samples
-from fedfill.engines.contract import Answers, Average, Averaging, Message, Outcome
+from fedfill.engines.contract import Message
+from fedfill.engines.exchange import Answers, Average, Averaging, Outcome
 from fedfill.engines.host import Host, make_resident, warm_up
 from fedfill.errors import FedfillError
 from fedfill.privacy.ledger import Release

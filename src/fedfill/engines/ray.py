@@ -37,7 +37,8 @@ from torch import nn
 from fedfill import tree
 from fedfill.data.federation import Federation
 from fedfill.data.samples import Samples
-from fedfill.engines.contract import Answers, Average, Averaging, Lost, Message, Outcome, RemoteError, reason
+from fedfill.engines.contract import Message
+from fedfill.engines.exchange import Answers, Average, Averaging, Lost, Outcome, RemoteError, reason
 from fedfill.engines.host import Host, make_resident
 from fedfill.engines.local import processors
 from fedfill.errors import ContractError, FedfillError
