@@ -515,7 +515,7 @@ def test_list_names_every_algorithm() -> None:
     names = [line.split()[0] for line in text.splitlines() if not line.startswith(" ")]
     # other tests of this process may have algorithms of their own
     assert [name for name in names if find(name).__module__.startswith("fedfill.")] == [
-        "central", "fedavg", "feddpms", "feddyn", "fedmix", "fednova", "fedprox", "fedvae", "fedzdac", "fedzdas", "local",
+        "central", "dpfedavg", "fedavg", "feddpms", "feddyn", "fedmix", "fednova", "fedprox", "fedvae", "fedzdac", "fedzdas", "local",
         "moon", "naivemix", "qffl", "scaffold",
     ]  # fmt: skip
 

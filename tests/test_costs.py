@@ -35,7 +35,7 @@ PV, D = count(rest(parameters("decoder"), "decoder")), count(part(parameters("de
 
 # per client and round: bytes down, bytes up
 EACH: dict[str, tuple[int, int]] = {
-    **dict.fromkeys(("fedavg", "fedprox", "feddyn"), (4 * P, 4 * P + 8)),
+    **dict.fromkeys(("fedavg", "fedprox", "feddyn", "dpfedavg"), (4 * P, 4 * P + 8)),
     **dict.fromkeys(("fednova", "qffl"), (4 * P, 4 * P + 16)),
     "scaffold": (8 * P, 8 * P + 8),
     "moon": (4 * PM, 4 * PM + 8),

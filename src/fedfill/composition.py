@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import BeforeValidator, PlainSerializer, ValidationInfo
 from torch import Tensor, nn
@@ -148,6 +148,9 @@ class Composable(Algorithm):
         """The field of a reply by which its weights count in the mean; None: all count the same."""
         return "samples"
 
+    private: ClassVar[bool] = False
+    """Whether nothing but what `combine` returns may be made public of the clients' models."""
+
     @property
     def aggregates(self) -> bool:
         """Whether it has an aggregation of its own, other than the weighted mean."""
@@ -271,7 +274,15 @@ class Composable(Algorithm):
         """
         return mean
 
+    def sample(self, server: Server, t: int) -> list[int]:
+        """Which clients take part in a round, in ascending order."""
+        return server.select(t)
+
     # What an algorithm calls
+
+    def cohort(self, server: Server, t: int) -> list[int]:
+        """The cohort of round `t`, as the aggregation draws it."""
+        return self.aggregation_of.sample(server, t)
 
     async def contribute(
         self,
@@ -343,7 +354,7 @@ class Composable(Algorithm):
             **({"weights": self.aggregation_of.by} if self.aggregation_of.by else {}),
         }
         average = server.average_each if individually else server.average
-        replies, means = average(cohort, handler, messages, of=fields, by=by)
+        replies, means = average(cohort, handler, messages, of=fields, by=by) if cohort else ({}, {"weights": weights})
         if "weights" in means:
             means["weights"] = self.aggregation_of.combine(server, weights, means["weights"], list(replies.values()))
         if "control" in means:

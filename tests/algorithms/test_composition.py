@@ -250,7 +250,7 @@ def test_a_network_that_works_in_place_leaves_the_data_alone(name: str, tmp_path
 
 STOPPED = {
     "scaffold": {}, "moon": {}, "feddyn": {}, "naivemix": {"group_size": 8}, "fedmix": {"group_size": 8}, "qffl": {},
-    "fednova": {}, "fedvae": {}, "local": {}, "central": {},
+    "fednova": {}, "dpfedavg": {}, "fedvae": {}, "local": {}, "central": {},
     "feddpms": {"local": "scaffold", "optimizer": "sgd", "preliminary_rounds": 1, "alpha": 5, "max_candidates": 50},
 }  # fmt: skip
 

@@ -69,7 +69,7 @@ class FedAvg(Composable):
         """Select a cohort, train on each client, average."""
         state = server.state
         message = Broadcast(state.weights, self.objective_of.down(server))
-        _, mean = self.gather(server, server.select(t), self.train, message, state.weights)
+        _, mean = self.gather(server, self.cohort(server, t), self.train, message, state.weights)
         state.weights = mean["weights"]
 
     @client_handler

@@ -275,7 +275,7 @@ class FedDPMS(Composable):
         weights = {**server.state.weights, **(server.state.decoder if every else {})}
         upload = last or every
         replies, mean = self.gather(
-            server, server.select(t), self.preliminary_client,
+            server, self.cohort(server, t), self.preliminary_client,
             Preliminary(weights, upload, self.objective_of.down(server)),
             server.state.weights, beside={"decoder": part(server.initial, "decoder")},
         )  # fmt: skip
@@ -311,7 +311,7 @@ class FedDPMS(Composable):
     def secondary(self, server: Server, t: int) -> None:
         """Matching, synthesis, training on the augmented sets, DPMS, and the average by augmented size."""
         state = server.state
-        cohort = server.select(t)
+        cohort = self.cohort(server, t)
         sources = self.matching(server, [i for i in cohort if i not in state.benefited])
         control = self.objective_of.down(server)
         messages = {

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 from pydantic import Field
@@ -157,8 +157,19 @@ class _ZeroShotDataAugmentation(FedAvg):
         model = server.model(server.state.weights)
         return invert(model, range(server.classes), server.sample, self.inversion, server.stream("samples")).samples
 
-    def invert_clients(self, server: Server, models: Mapping[int, Weights]) -> Samples:
-        """Class-balanced images from each client's model, all together (algorithm 3, lines 8 and 9)."""
+    @property
+    def sends_model(self) -> bool:
+        """Whether a client's model has to be sent beside what the aggregation wants, for the server to invert."""
+        return self.aggregation_of.aggregates and not self.aggregation_of.private
+
+    def invert_models(self, server: Server, replies: Mapping[int, Any]) -> Samples:
+        """Class-balanced images from each client's model, all together (algorithm 3, lines 8 and 9).
+
+        Under a private aggregation the only model that may be looked into is the new global one.
+        """
+        models = {i: reply.weights if reply.model is None else reply.model for i, reply in replies.items()}
+        if self.aggregation_of.private:
+            models = {0: server.state.weights}
         generator = server.stream("inversion")
         made = [
             invert(server.model(weights), range(server.classes), server.sample, self.inversion, generator)
@@ -196,7 +207,7 @@ class FedZDAC(_ZeroShotDataAugmentation):
 
     def round(self, server: Server, t: int) -> None:
         """Select, train on real and synthetic images, average; where asked for, train the average at the server."""
-        state, cohort = server.state, server.select(t)
+        state, cohort = server.state, self.cohort(server, t)
         augment = t >= (self.start_round or 0)
         synthetic = None
         if augment and self.generate_at == "server_broadcast":
@@ -205,14 +216,14 @@ class FedZDAC(_ZeroShotDataAugmentation):
             state.synthetic = synthetic = made.samples
         message = ZeroShot(state.weights, self.objective_of.down(server), augment, synthetic)
         step = augment and self.server_step == "zdas"
-        replies, mean = self.gather(server, cohort, self.train_augmented, message, state.weights, individually=step)
+        each = step and not self.aggregation_of.private
+        replies, mean = self.gather(server, cohort, self.train_augmented, message, state.weights, individually=each)
         losses = {str(i): reply.losses for i, reply in replies.items() if reply.losses is not None}
         if losses:
             server.note(losses=losses)
         state.weights = mean["weights"]
         if step:
-            models = {i: reply.weights if reply.model is None else reply.model for i, reply in replies.items()}
-            state.synthetic = self.invert_clients(server, models)
+            state.synthetic = self.invert_models(server, replies)
             state.weights = server_step(
                 server, self, state.synthetic, self.server_epochs, self.server_batch_size, self.server_buffers, t
             )
@@ -233,7 +244,7 @@ class FedZDAC(_ZeroShotDataAugmentation):
                 data = data + made.samples
         done = await self.contribute(client, message.weights, message.control, self.loss, data=data)
         whole = {name: done.trained[name] for name in message.weights}
-        inverted = message.augment and self.server_step == "zdas" and self.aggregation_of.aggregates
+        inverted = message.augment and self.server_step == "zdas" and self.sends_model
         return ZeroShotUpdate(
             done.weights, len(client.data), done.scale, done.control, whole if inverted else None,
             made.losses if made else None,
@@ -269,14 +280,14 @@ class FedZDAS(_ZeroShotDataAugmentation):
 
     def round(self, server: Server, t: int) -> None:
         """Select, train on real images, invert each model, average, train the average on the images."""
-        state, cohort = server.state, server.select(t)
+        state, cohort = server.state, self.cohort(server, t)
         augment = t >= (self.start_round or 0)
         message = ZeroShot(state.weights, self.objective_of.down(server), augment, None)
-        replies, mean = self.gather(server, cohort, self.train_real, message, state.weights, individually=augment)
+        each = augment and not self.aggregation_of.private
+        replies, mean = self.gather(server, cohort, self.train_real, message, state.weights, individually=each)
         state.weights = mean["weights"]
         if augment:
-            models = {i: reply.weights if reply.model is None else reply.model for i, reply in replies.items()}
-            state.synthetic = self.invert_clients(server, models)
+            state.synthetic = self.invert_models(server, replies)
             state.weights = server_step(
                 server, self, state.synthetic, self.server_epochs, self.server_batch_size, self.server_buffers, t
             )
@@ -285,7 +296,7 @@ class FedZDAS(_ZeroShotDataAugmentation):
     async def train_real(self, client: Client, message: ZeroShot) -> ZeroShotUpdate:
         """Train on the real images alone, send (algorithm 3, line 6)."""
         done = await self.contribute(client, message.weights, message.control, self.loss)
-        inverted = message.augment and self.aggregation_of.aggregates
+        inverted = message.augment and self.sends_model
         whole = {name: done.trained[name] for name in message.weights} if inverted else None
         return ZeroShotUpdate(done.weights, done.samples, done.scale, done.control, whole, None)
 

@@ -77,7 +77,7 @@ class NaiveMix(FedAvg):
         state = server.state
         if state.means is None:
             state.means = self.exchange(server)
-        cohort = server.select(t)
+        cohort = self.cohort(server, t)
         control = self.objective_of.down(server)
         messages = {i: Mixing(state.weights, control, None if i in state.holders else state.means) for i in cohort}
         replies, mean = self.gather(server, cohort, self.train_mixed, messages, state.weights)

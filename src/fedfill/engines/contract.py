@@ -310,6 +310,18 @@ class Server:
         chosen = numpy_stream(self.seed, "cohort", t).choice(self.clients, size, replace=False)
         return sorted(int(i) for i in chosen)
 
+    def select_independently(self, t: int) -> list[int]:
+        """The cohort of round `t` by Poisson sampling: each client with probability `participation`, in ascending order."""
+        coins = numpy_stream(self.seed, "cohort", t).random(self.clients)
+        chosen = [i for i in range(self.clients) if coins[i] < self.participation]
+        self._cohort_size = len(chosen)
+        return chosen
+
+    @property
+    def round(self) -> int:
+        """The current round, from 0."""
+        return self._round
+
     def stream(self, purpose: str) -> torch.Generator:
         """The server's stream of randomness of (seed, purpose, round)."""
         device = next((tensor.device for tensor in self.initial.values()), "cpu")

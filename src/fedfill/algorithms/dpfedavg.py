@@ -1,0 +1,59 @@
+"""DP-FedAvg: McMahan et al., "Learning Differentially Private Recurrent Language Models", ICLR 2018.
+
+Client-level differential privacy of everything that the server makes public, against everybody but the server itself: each
+client's whole update is clipped, Gaussian noise is added to their sum, and cohorts are drawn by independent coins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import torch
+from pydantic import Field
+
+from fedfill.algorithms import Start
+from fedfill.algorithms.fedavg import FedAvg
+from fedfill.engines.contract import Server
+from fedfill.privacy.accountant import sampled_epsilon
+from fedfill.tree import Weights
+
+
+class DPFedAvg(FedAvg):
+    """FedAvg on clipped updates with noise on their sum (algorithm 1, with the estimator f_f: a fixed denominator)."""
+
+    name = "dpfedavg"
+    private = True
+
+    clip: float = Field(default=1.0, gt=0, allow_inf_nan=False)
+    """Largest l2 norm of a client's update (S), running statistics of batch norm included."""
+    noise_multiplier: float = Field(default=1.0, gt=0, allow_inf_nan=False)
+    """Standard deviation of the noise on the sum of the updates, as a multiple of `clip` (z)."""
+    client_delta: float = Field(default=1e-5, gt=0, lt=1)
+    """Delta at which each round's record gives epsilon."""
+    weighting: Literal["uniform"] = "uniform"
+    """Clients count alike: a client with more samples would have more to hide."""
+
+    def sample(self, server: Server, t: int) -> list[int]:
+        """Each client with the probability `participation`, whatever the others' coins say; perhaps nobody."""
+        return server.select_independently(t)
+
+    def pack(self, start: Start, trained: Weights, steps: int) -> tuple[Weights, None]:
+        """w_t plus the clipped update: Delta min(1, S / ||Delta||), over all tensors that are no whole numbers."""
+        update = {name: trained[name] - w for name, w in start.weights.items() if w.is_floating_point()}
+        norm = sum(float(step.double().square().sum()) for step in update.values()) ** 0.5
+        share = min(1.0, self.clip / norm) if norm else 1.0
+        return {name: w + share * update[name] if name in update else w for name, w in start.weights.items()}, None
+
+    def combine(self, server: Server, weights: Weights, mean: Weights, replies: Sequence[Any]) -> Weights:
+        """w_t + (sum of clipped updates + N(0, (z S)^2 I)) / (q K); counters of batch norm stay."""
+        expected = server.participation * server.clients
+        generator, std = server.stream("dp"), self.noise_multiplier * self.clip
+        new = dict(weights)
+        for name, w in weights.items():
+            if w.is_floating_point():
+                noise = torch.empty_like(w).normal_(generator=generator) * std
+                new[name] = w + (len(replies) * (mean[name] - w) + noise) / expected
+        spent = sampled_epsilon(self.noise_multiplier, server.participation, server.round + 1, self.client_delta)
+        server.note(client_epsilon=spent)
+        return new
