@@ -171,7 +171,7 @@ class Composable(Algorithm):
         return tuple(dict.fromkeys([*self.parts, *(self.local.needs() if self.local else ())]))
 
     def resolved(self, *, rounds: int, model: nn.Module, inputs: Tensor) -> Self:
-        """Refuse what doesn't compose."""
+        """Refuse what doesn't compose, and let an aggregation know what becomes of buffers."""
         for axis in _own_axes(type(self)):
             if getattr(self, axis) is not None:
                 raise FedfillError(
@@ -179,7 +179,12 @@ class Composable(Algorithm):
                 )
         for method in (self.objective_of, self.aggregation_of):
             method.check_host(self)
-        return super().resolved(rounds=rounds, model=model, inputs=inputs)
+        resolved = super().resolved(rounds=rounds, model=model, inputs=inputs)
+        if self.aggregation is None:
+            return resolved
+        return resolved.model_copy(
+            update={"aggregation": self.aggregation.model_copy(update={"buffers": self.buffers})}
+        )
 
     def check_host(self, host: Composable) -> None:
         """Refuse to be the local objective or the aggregation of an algorithm with settings that make no sense with it.

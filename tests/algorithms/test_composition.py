@@ -181,6 +181,8 @@ def test_running_statistics_follow_the_policy(name: str, buffers: str):
     extra = {**DPMS, "preliminary_rounds": 1} if name == "feddpms" else {"local_epochs": 1, "batch_size": 8}
     if name.startswith("fedzda"):
         extra |= {"images_per_class": 2, "inversion_steps": 3, "server_buffers": buffers}
+    if name == "dpfedavg":
+        extra |= {"noise_multiplier": 1e-3}
     server = run_rounds(find(name)(**extra, buffers=buffers), rounds=2, model={"width": "wide"})
     models = (
         [state["weights"] for state in server.client_states.values()] if name == "local" else [server.state.weights]
@@ -192,7 +194,7 @@ def test_running_statistics_follow_the_policy(name: str, buffers: str):
         assert all(torch.isfinite(tensor).all() for tensor in weights.values())
         if buffers == "average":
             assert len(moved) >= 6
-            assert min(counters) > 0
+            assert min(counters) > 0 or name == "dpfedavg"  # where they stay at home
             assert all((weights[n] > 0).all() for n in weights if n.endswith("running_var"))
         else:
             assert not moved

@@ -127,3 +127,12 @@ def test_the_server_inverts_no_clients_model_under_it(monkeypatch: pytest.Monkey
     model = sum(t.numel() * t.element_size() for t in server.state.weights.values())
     assert server.costs.legs["train_real"][1] == 4 * (model + 8)
     assert len(server.state.synthetic) == 2 * 4
+
+
+@pytest.mark.parametrize("host", [DPFedAvg, FedAvg])
+def test_frozen_buffers_get_no_noise(host: type):
+    value = {} if host is DPFedAvg else {"aggregation": "dpfedavg"}
+    server = run_rounds(host(local_epochs=1, buffers="frozen", **value), rounds=1, model=WIDE)
+    same = {name: torch.equal(server.state.weights[name], tensor) for name, tensor in server.initial.items()}
+    assert all(same[name] for name in same if "running" in name)
+    assert not any(same[name] for name in same if name.endswith("weight"))

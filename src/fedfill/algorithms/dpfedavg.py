@@ -15,6 +15,7 @@ from pydantic import Field
 from fedfill.algorithms import Start
 from fedfill.algorithms.fedavg import FedAvg
 from fedfill.engines.contract import Server
+from fedfill.models.views import trainable
 from fedfill.privacy.accountant import sampled_epsilon
 from fedfill.tree import Weights
 
@@ -49,8 +50,10 @@ class DPFedAvg(FedAvg):
         """w_t + (sum of clipped updates + N(0, (z S)^2 I)) / (q K); counters of batch norm stay."""
         expected = server.participation * server.clients
         generator, std = server.stream("dp"), self.noise_multiplier * self.clip
+        # frozen buffers move for nobody, so there is nothing to hide
+        moving = weights if self.buffers == "average" else trainable(server.model(weights), weights)
         new = dict(weights)
-        for name, w in weights.items():
+        for name, w in moving.items():
             if w.is_floating_point():
                 noise = torch.empty_like(w).normal_(generator=generator) * std
                 new[name] = w + (len(replies) * (mean[name] - w) + noise) / expected

@@ -209,7 +209,7 @@ class FedDPMS(Composable):
 
     def resolved(self, *, rounds: int, model: nn.Module, inputs: Tensor) -> Self:
         """Fill in what depends on the rounds and the network, and check what must fit together."""
-        super().resolved(rounds=rounds, model=model, inputs=inputs)
+        checked = super().resolved(rounds=rounds, model=model, inputs=inputs)
         preliminary = self.preliminary_rounds or max(1, round(0.4 * rounds))
         if preliminary > rounds:
             raise FedfillError(f"preliminary_rounds: found {preliminary}; allowed: 1 to rounds, which is {rounds}")
@@ -232,7 +232,7 @@ class FedDPMS(Composable):
                 f"model: feddpms needs the method sampled_scores, and {type(model).__name__} lacks it; see docs/algorithms/feddpms.md"
             )
         require_vae(model, inputs, self.name)
-        return self.model_copy(
+        return checked.model_copy(
             update={
                 "preliminary_rounds": preliminary,
                 "latent_bound": bound,
