@@ -58,6 +58,10 @@ def test_missing_classes_alone():
     server = run_rounds(FedZDAC(**QUICK, start_round=0, augmented_classes="missing"), rounds=1, model=WIDE)
     for i, state in server.client_states.items():
         assert set(state["made"].samples.labels.tolist()) == set(range(4)) - {i, (i + 1) % 4}
+    told = {entry["released"]: entry["epsilon"] for entry in server.ledger.account(1e-5)["entries"]}
+    assert told["ZeroShotUpdate.losses"] is None  # they tell which classes are missing
+    all_classes = run_rounds(FedZDAC(**QUICK, start_round=0), rounds=1, model=WIDE).ledger.account(1e-5)["entries"]
+    assert {entry["released"]: entry["epsilon"] for entry in all_classes}["ZeroShotUpdate.losses"] == 0
 
 
 def test_the_server_makes_one_set_for_all_and_it_is_counted():

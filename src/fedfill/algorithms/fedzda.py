@@ -7,7 +7,7 @@ at the clients, from the global model (algorithm 2, `FedZDAC`), or at the server
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, Self
 
 import torch
@@ -21,7 +21,7 @@ from fedfill.engines.contract import Client, Message, Server, client_handler
 from fedfill.errors import FedfillError
 from fedfill.privacy.ledger import public, unbounded
 from fedfill.synthesis.inversion import Inversion, Statistic, invert, require_statistics
-from fedfill.training.local import Buffers, LocalTraining, OptimizerName
+from fedfill.training.local import Buffers, OptimizerName
 from fedfill.tree import Record, Tree, Weights
 
 
@@ -124,6 +124,12 @@ class _ZeroShotDataAugmentation(FedAvg):
     """Pixels by which images are rolled at random before each step of the inversion."""
     clamp: bool = True
     """Whether pixels are kept in the range of real images while they are made."""
+    server_epochs: int = Field(default=1, ge=1)
+    """Epochs of the server on synthetic images."""
+    server_batch_size: int = Field(default=64, ge=1)
+    """Samples in a mini-batch of the server."""
+    server_buffers: Buffers = "average"
+    """Whether running statistics follow the synthetic images at the server (average), or stay (frozen)."""
 
     @property
     def inversion(self) -> Inversion:
@@ -156,6 +162,18 @@ class _ZeroShotDataAugmentation(FedAvg):
             return server.state.synthetic  # type: ignore[no-any-return]
         model = server.model(server.state.weights)
         return invert(model, range(server.classes), server.sample, self.inversion, server.stream("samples")).samples
+
+    def train_at_server(self, server: Server, replies: Mapping[int, Any], t: int) -> None:
+        """Images from the clients' models, and the average trained on them (algorithm 3, lines 8 to 11).
+
+        With the clients' optimizer and learning rate; the paper gives none for the server.
+        """
+        state = server.state
+        state.synthetic = self.invert_models(server, replies)
+        training = replace(
+            self.training(t), epochs=self.server_epochs, steps=None, batch_size=self.server_batch_size, buffers=self.server_buffers
+        )  # fmt: skip
+        state.weights = server.fit(state.weights, self.loss, training, data=state.synthetic).weights
 
     @property
     def sends_model(self) -> bool:
@@ -194,12 +212,6 @@ class FedZDAC(_ZeroShotDataAugmentation):
     """Rounds for which a client goes on with the images that it made before."""
     server_step: Literal["none", "zdas"] = "none"
     """Whether the server then does what Fed-ZDAS's does."""
-    server_epochs: int = Field(default=1, ge=1)
-    """Epochs of the server on synthetic images."""
-    server_batch_size: int = Field(default=64, ge=1)
-    """Samples in a mini-batch of the server."""
-    server_buffers: Buffers = "average"
-    """Whether running statistics follow the synthetic images at the server (average), or stay (frozen)."""
 
     def client_state(self) -> dict[str, Tree]:
         """The images that the client made last."""
@@ -223,10 +235,7 @@ class FedZDAC(_ZeroShotDataAugmentation):
             server.note(losses=losses)
         state.weights = mean["weights"]
         if step:
-            state.synthetic = self.invert_models(server, replies)
-            state.weights = server_step(
-                server, self, state.synthetic, self.server_epochs, self.server_batch_size, self.server_buffers, t
-            )
+            self.train_at_server(server, replies, t)
 
     @client_handler
     async def train_augmented(self, client: Client, message: ZeroShot) -> ZeroShotUpdate:
@@ -242,6 +251,10 @@ class FedZDAC(_ZeroShotDataAugmentation):
             elif wanted:
                 made = self.make(client, message.weights, wanted)
                 data = data + made.samples
+                if self.augmented_classes == "missing":
+                    client.release(
+                        "losses", unbounded("losses that tell which classes were made, and so which are missing")
+                    )
         done = await self.contribute(client, message.weights, message.control, self.loss, data=data)
         whole = {name: done.trained[name] for name in message.weights}
         inverted = message.augment and self.server_step == "zdas" and self.sends_model
@@ -271,13 +284,6 @@ class FedZDAS(_ZeroShotDataAugmentation):
 
     name = "fedzdas"
 
-    server_epochs: int = Field(default=1, ge=1)
-    """Epochs of the server on synthetic images."""
-    server_batch_size: int = Field(default=64, ge=1)
-    """Samples in a mini-batch of the server."""
-    server_buffers: Buffers = "average"
-    """Whether running statistics follow the synthetic images at the server (average), or stay (frozen)."""
-
     def round(self, server: Server, t: int) -> None:
         """Select, train on real images, invert each model, average, train the average on the images."""
         state, cohort = server.state, self.cohort(server, t)
@@ -287,10 +293,7 @@ class FedZDAS(_ZeroShotDataAugmentation):
         replies, mean = self.gather(server, cohort, self.train_real, message, state.weights, individually=each)
         state.weights = mean["weights"]
         if augment:
-            state.synthetic = self.invert_models(server, replies)
-            state.weights = server_step(
-                server, self, state.synthetic, self.server_epochs, self.server_batch_size, self.server_buffers, t
-            )
+            self.train_at_server(server, replies, t)
 
     @client_handler
     async def train_real(self, client: Client, message: ZeroShot) -> ZeroShotUpdate:
@@ -299,28 +302,3 @@ class FedZDAS(_ZeroShotDataAugmentation):
         inverted = message.augment and self.sends_model
         whole = {name: done.trained[name] for name in message.weights} if inverted else None
         return ZeroShotUpdate(done.weights, done.samples, done.scale, done.control, whole, None)
-
-
-def server_step(
-    server: Server, algorithm: FedAvg, data: Samples, epochs: int, batch_size: int, buffers: Buffers, t: int
-) -> Weights:
-    """Train the averaged model on synthetic images (algorithm 3, line 11), with the clients' optimizer and learning rate.
-
-    Args:
-        server: Whose weights are trained.
-        algorithm: For its loss and its optimizer.
-        data: Synthetic images.
-        epochs: Passes over them.
-        batch_size: Samples in a mini-batch.
-        buffers: What becomes of running statistics.
-        t: The round.
-
-    Returns:
-        The new global weights.
-    """
-    local = algorithm.training(t)
-    training = LocalTraining(
-        epochs=epochs, batch_size=batch_size, optimizer=local.optimizer, learning_rate=local.learning_rate,
-        momentum=local.momentum, weight_decay=local.weight_decay, buffers=buffers,
-    )  # fmt: skip
-    return server.fit(server.state.weights, algorithm.loss, training, data=data).weights
