@@ -631,7 +631,7 @@ def _print_comparison(comparison: Comparison) -> None:
     )
     table.add_column("algorithm", overflow="fold")
     versus = comparison.baseline.label.partition(":")[0]
-    for column in ("accuracy", f"- {versus}", "best", "worst client", "traffic", "sec."):
+    for column in ("accuracy", f"- {versus}", "best", "traffic", "sec."):
         table.add_column(column, justify="right", no_wrap=True)
     for row in comparison.rows:
         up, down, seconds = (row.figure(name)[0] or 0 for name in ("bytes_up", "bytes_down", "seconds"))
@@ -639,11 +639,12 @@ def _print_comparison(comparison: Comparison) -> None:
             row.label.replace(":", "\n ").replace(",", "\n "),
             _mean(*row.figure("accuracy")),
             _difference(comparison.difference(row, "accuracy")),
-            *(_mean(*row.figure(name)) for name in ("best_accuracy", "worst_client_accuracy")),
+            _mean(row.figure("best_accuracy")[0], None),
             _bytes(up + down),
             f"{seconds:.1f}",
         )
     out.print(table)
+    out.print()
     _print_fairness(comparison)
     for note in comparison.notes:
         _paragraph(f"Not shared by {note}.")
@@ -669,19 +670,21 @@ def _print_fairness(comparison: Comparison) -> None:
         return
     table = Table(
         title="fairness", title_justify="left", caption_justify="left", box=box.SIMPLE_HEAD, padding=0, collapse_padding=True,
-        caption="clients on their own test splits: mean and the worst tenth in percent, variance in percent²; variance over "
-        "classes of the test set",
+        caption="clients on their own test splits: mean, worst and mean of the worst tenth in percent; variances are means over seeds, in percent²; "
+        "class var.: variance over classes of the test set",
     )  # fmt: skip
     table.add_column("algorithm", overflow="fold")
-    for column in ("mean client", "worst tenth", "variance", "class variance"):
+    for column in ("mean client", "worst client", "worst tenth", "variance", "class var."):
         table.add_column(column, justify="right", no_wrap=True)
     for row in comparison.rows:
         table.add_row(
             row.label.replace(":", "\n ").replace(",", "\n "),
-            *(_mean(*row.figure(name)) for name in ("mean_client_accuracy", "worst_tenth_accuracy")),
-            *(_variance(*row.figure(name)) for name in ("client_variance", "class_variance")),
+            *(_mean(*row.figure(name)) for name in ("mean_client_accuracy", "worst_client_accuracy")),
+            _mean(row.figure("worst_tenth_accuracy")[0], None),
+            *(_variance(row.figure(name)[0]) for name in ("client_variance", "class_variance")),
         )
     out.print(table)
+    out.print()
 
 
 def _print_federation(federation: Federation, title: str) -> None:
@@ -727,10 +730,8 @@ def _difference(difference: Difference | None) -> str:
     return mean if difference.half_width is None else f"{mean} ± {100 * difference.half_width:.2f}"
 
 
-def _variance(mean: float | None, deviation: float | None) -> str:
-    if mean is None:
-        return "-"
-    return f"{mean:.0f}" if deviation is None else f"{mean:.0f} ± {deviation:.0f}"
+def _variance(mean: float | None) -> str:
+    return "-" if mean is None else f"{mean:.1f}"
 
 
 def _share(value: float) -> str:
