@@ -19,8 +19,17 @@ from fedfill.data.samples import Samples
 from fedfill.engines.contract import BoundHandler, Client, Message, Server
 from fedfill.errors import FedfillError, checked, did_you_mean
 from fedfill.models.views import trainable
+from fedfill.privacy.ledger import unbounded
 from fedfill.training.local import LocalTraining, Loss
 from fedfill.tree import Tree, Weights
+
+CONTRIBUTED = {
+    "weights": unbounded("model update, sent as it is"),
+    "samples": unbounded("number of samples, sent as it is"),
+    "scale": unbounded("a number of the local training, sent as it is"),
+    "control": unbounded("correction of the local training, sent as it is"),
+}
+"""What the fields of a reply release that hold a `Contribution`, for the ``declared`` of its class."""
 
 
 @dataclass(frozen=True)

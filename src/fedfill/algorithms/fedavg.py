@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from fedfill.algorithms import Composable
+from fedfill.algorithms import CONTRIBUTED, Composable
 from fedfill.engines.contract import Client, Message, Server, client_handler
 from fedfill.errors import FedfillError
-from fedfill.privacy.ledger import unbounded
 from fedfill.tree import Weights
 
 
@@ -31,12 +30,7 @@ class Update(Message):
         control: What the local objective sends beside the model.
     """
 
-    declared: ClassVar = {
-        "weights": unbounded("model update, sent as it is"),
-        "samples": unbounded("number of samples, sent as it is"),
-        "scale": unbounded("a number of the local training, sent as it is"),
-        "control": unbounded("correction of the local training, sent as it is"),
-    }
+    declared: ClassVar = CONTRIBUTED
 
     weights: Weights
     samples: int

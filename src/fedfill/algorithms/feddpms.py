@@ -16,7 +16,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from fedfill.algorithms import Composable, Contribution
+from fedfill.algorithms import CONTRIBUTED, Composable, Contribution
 from fedfill.data.samples import Batch, Samples
 from fedfill.engines.contract import Client, Message, Server, client_handler
 from fedfill.errors import FedfillError
@@ -36,10 +36,6 @@ from fedfill.synthesis.vae import (
 from fedfill.training.local import Context
 from fedfill.tree import Record, Tree, Weights
 
-UPDATE = unbounded("model update, sent as it is")
-SIZE = unbounded("number of samples, sent as it is")
-SCALE = unbounded("a number of the local training, sent as it is")
-CONTROL = unbounded("correction of the local training, sent as it is")
 FOLLOWS = public("follows from what the server holds")
 
 
@@ -72,11 +68,8 @@ class PreliminaryReply(Message):
     """Client to server: the trained parts; the decoder in the last preliminary round."""
 
     declared: ClassVar = {
-        "weights": UPDATE,
-        "samples": SIZE,
+        **CONTRIBUTED,
         "decoder": unbounded("local decoder, sent as it is"),
-        "scale": SCALE,
-        "control": CONTROL,
     }
 
     weights: Weights
@@ -138,10 +131,7 @@ class SecondaryReply(Message):
     """
 
     declared: ClassVar = {
-        "weights": UPDATE,
-        "samples": SIZE,
-        "scale": SCALE,
-        "control": CONTROL,
+        **CONTRIBUTED,
         "benefited": public("acknowledges a download"),
         "classes": unbounded("the n most abundant classes, exact"),
     }

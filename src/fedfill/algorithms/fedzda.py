@@ -15,6 +15,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from fedfill import tree
+from fedfill.algorithms import CONTRIBUTED
 from fedfill.algorithms.fedavg import FedAvg
 from fedfill.data.samples import Samples
 from fedfill.engines.contract import Client, Message, Server, client_handler
@@ -56,10 +57,7 @@ class ZeroShotUpdate(Message):
     """
 
     declared: ClassVar = {
-        "weights": unbounded("model update, sent as it is"),
-        "samples": unbounded("number of samples, sent as it is"),
-        "scale": unbounded("a number of the local training, sent as it is"),
-        "control": unbounded("correction of the local training, sent as it is"),
+        **CONTRIBUTED,
         "model": unbounded("model as trained, with the statistics of the client's own images"),
         "losses": public("follows from the global model"),
     }
