@@ -128,6 +128,19 @@ class Algorithm(BaseModel):
         """First values of every ``client.state``."""
         return {}
 
+    def preparations(self) -> int:
+        """Steps of `prepare` before the first round; a run that is killed goes on behind the last one that was finished."""
+        return 0
+
+    def prepare(self, server: Server, step: int) -> None:
+        """One step of what comes before the first round, and leaves the global model as it is.
+
+        Args:
+            server: What the algorithm sees.
+            step: From 0.
+        """
+        raise NotImplementedError
+
     def round(self, server: Server, t: int) -> None:
         """One round of the algorithm: select, call, combine.
 

@@ -553,20 +553,22 @@ def progress() -> Iterator[Callable[[str], OnRound]]:
         task: TaskID = bar.add_task(label, total=None, figure="")  # it moves while data are read and in the first round
 
         def on_round(record: dict[str, Any], rounds: int) -> None:
-            figure = f"accuracy {record['accuracy']:.4f}"
-            if not err.is_terminal:
-                _say(f"{label}: round {record['round']}/{rounds}, {figure}, {record['seconds']:.1f} s")
-            elif bar.tasks[task].total is None:
-                bar.reset(task, total=rounds, completed=record["round"], figure=figure)
+            if "round" in record:
+                done, total, when = record["round"], rounds, f"round {record['round']}"
+                figure = f"accuracy {record['accuracy']:.4f}"
             else:
-                bar.update(task, completed=record["round"], figure=figure)
+                done, total, when = record["step"], record["steps"], f"preparation {record['step']}"
+                figure = "preparing"
+            if not err.is_terminal:
+                _say(f"{label}: {when}/{total}, {figure}, {record['seconds']:.1f} s")
+            elif bar.tasks[task].total != total:
+                bar.reset(task, total=total, completed=done, figure=figure)
+            else:
+                bar.update(task, completed=done, figure=figure)
             for sentence in record["warnings"]:
-                _say(f"{label}, round {record['round']}: {sentence}", "yellow")
+                _say(f"{label}, {when}: {sentence}", "yellow")
             for lost in record["lost"]:
-                _say(
-                    f"{label}, round {record['round']}: lost client {lost['client']} ({lost['handler']}): {lost['reason']}",
-                    "yellow",
-                )
+                _say(f"{label}, {when}: lost client {lost['client']} ({lost['handler']}): {lost['reason']}", "yellow")
 
         return on_round
 

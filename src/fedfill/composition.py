@@ -166,6 +166,11 @@ class Composable(Algorithm):
         return type(self).combine is not Composable.combine
 
     @property
+    def sends_model(self) -> bool:
+        """Whether a server that looks into clients' models must be sent them beside what the aggregation wants."""
+        return self.aggregation_of.aggregates and not self.aggregation_of.private
+
+    @property
     def objective_of(self) -> Composable:
         """Whose local objective it is."""
         return self.local or self

@@ -34,7 +34,8 @@ from fedfill.training.evaluation import FAIRNESS, fairness
 from fedfill.tree import Weights
 
 OnRound = Callable[[dict[str, Any], int], None]
-"""Called after each round with its record and the number of rounds of the run."""
+"""Called after each round with its record and the number of rounds of the run; a step before the first round has a record
+with ``step`` and ``steps`` in place of ``round`` and of the figures of an evaluation."""
 
 Connect = Callable[["Prepared", torch.device], Engine]
 """Makes the engine of a run."""
@@ -230,10 +231,39 @@ def _loop(
             min_replies=experiment.min_replies,
         )
         server.state = State(algorithm.server_state(server.initial))
-        done, seconds = _restore(prepared, directory, server, engine, device)
+        done, seconds, preparation = _restore(prepared, directory, server, engine, device)
         records = directory.cut_rounds(done)
         counts = federation.counts if any(map(any, federation.counts)) else None  # None: they stay with the clients
         directory.write("partition.json", to_json({"class_names": federation.class_names, "clients": counts}))
+
+        def keep(rounds: int, weights: Weights) -> None:
+            directory.write_checkpoint(
+                {
+                    "digest": prepared.digest,
+                    "rounds": rounds,
+                    "seconds": seconds,
+                    "preparation": preparation,
+                    "weights": weights,
+                    "server": server.state.tree(),
+                    "clients": engine.states(),
+                    "ledger": server.ledger.state(),
+                    "costs": asdict(server.costs),
+                }
+            )
+
+        steps = algorithm.preparations() if not done else 0
+        for step in range(len(preparation), steps):
+            start = time.perf_counter()
+            before = copy.deepcopy(server.costs)
+            server.begin(step - steps)
+            algorithm.prepare(server, step)
+            took = time.perf_counter() - start
+            seconds += took
+            record = {"step": step + 1, "steps": steps, **_cost(server, before, took)}
+            preparation.append(record)
+            keep(0, server.initial)
+            if on_round is not None:
+                on_round(record, experiment.rounds)
 
         for t in range(done, experiment.rounds):
             start = time.perf_counter()
@@ -256,32 +286,15 @@ def _loop(
                 "round": t + 1,
                 **asdict(evaluation),
                 **fairness(evaluation),
-                "bytes_up": server.costs.bytes_up - before.bytes_up,
-                "bytes_down": server.costs.bytes_down - before.bytes_down,
-                "train_samples": server.costs.train_samples - before.train_samples,
-                "seconds": round(took, 3),
                 "privacy": {
                     "total_epsilon": account["total_epsilon"],
                     "entries": _epsilons(account["entries"]),
                 },
-                "lost": server.lost,
-                "warnings": server.warnings,
-                **server.notes,
+                **_cost(server, before, took),
             }
             weights = _models(algorithm, server, engine)
             directory.append_round(record)
-            directory.write_checkpoint(
-                {
-                    "digest": prepared.digest,
-                    "rounds": t + 1,
-                    "seconds": seconds,
-                    "weights": weights,
-                    "server": server.state.tree(),
-                    "clients": engine.states(),
-                    "ledger": server.ledger.state(),
-                    "costs": asdict(server.costs),
-                }
-            )
+            keep(t + 1, weights)
             records.append(record)
             if on_round is not None:
                 on_round(record, experiment.rounds)
@@ -293,11 +306,24 @@ def _loop(
         _picture(
             algorithm.synthetic(server), federation, directory.path / "samples" / f"round-{experiment.rounds:04d}.png"
         )
-        summary = summarise(prepared, server, records, seconds, engine.workers, str(device), weights)
+        summary = summarise(prepared, server, preparation, records, seconds, engine.workers, str(device), weights)
         directory.write("summary.json", to_json(summary))
         return Result(directory.path, summary, records, tree.to(weights, "cpu"), done)
     finally:
         engine.close()
+
+
+def _cost(server: Server, before: Costs, seconds: float) -> dict[str, Any]:
+    """What a round, or a step before the first, took, and what the algorithm had to say about it."""
+    return {
+        "bytes_up": server.costs.bytes_up - before.bytes_up,
+        "bytes_down": server.costs.bytes_down - before.bytes_down,
+        "train_samples": server.costs.train_samples - before.train_samples,
+        "seconds": round(seconds, 3),
+        "lost": server.lost,
+        "warnings": server.warnings,
+        **server.notes,
+    }
 
 
 def _machine(device: str) -> str:
@@ -346,20 +372,25 @@ def _checkpoint(digest: str, directory: RunDirectory) -> dict[str, Any] | None:
 
 def _restore(
     prepared: Prepared, directory: RunDirectory, server: Server, engine: Engine, device: torch.device
-) -> tuple[int, float]:
+) -> tuple[int, float, list[dict[str, Any]]]:
     checkpoint = _checkpoint(prepared.digest, directory)
     if checkpoint is None:
-        return 0, 0.0
+        return 0, 0.0, []
     server.state = State(tree.to(checkpoint["server"], device))
     engine.restore(checkpoint["clients"])
     server.ledger = Ledger.restore(checkpoint["ledger"])
     server.costs = Costs(**checkpoint["costs"])
-    return int(checkpoint["rounds"]), float(checkpoint["seconds"])
+    return int(checkpoint["rounds"]), float(checkpoint["seconds"]), list(checkpoint.get("preparation", []))
+
+
+def _when(record: dict[str, Any]) -> str:
+    return f"round {record['round']}" if "round" in record else f"preparation, step {record['step']}"
 
 
 def summarise(
     prepared: Prepared,
     server: Server,
+    preparation: list[dict[str, Any]],
     records: list[dict[str, Any]],
     seconds: float,
     workers: int,
@@ -371,8 +402,9 @@ def summarise(
     Args:
         prepared: What was run.
         server: After the last round.
+        preparation: Records of the steps before the first round.
         records: Of all rounds.
-        seconds: In rounds, evaluation included.
+        seconds: In these steps and in rounds, evaluation included.
         workers: Threads over clients.
         device: Where it ran.
         weights: The final global weights.
@@ -408,8 +440,9 @@ def summarise(
         "device": device,
         "machine": _machine(device),
         "weights_sha256": tree.sha256(weights),
-        "lost_replies": sum(len(record["lost"]) for record in records),
-        "warnings": [f"round {record['round']}: {sentence}" for record in records for sentence in record["warnings"]],
+        **({"preparation": preparation} if preparation else {}),
+        "lost_replies": sum(len(record["lost"]) for record in (*preparation, *records)),
+        "warnings": [f"{_when(record)}: {text}" for record in (*preparation, *records) for text in record["warnings"]],
         "notes": list(prepared.federation.notes),
         "privacy": server.ledger.account(experiment.delta),
     }

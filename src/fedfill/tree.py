@@ -22,6 +22,7 @@ from torch import Tensor
 
 Tree = Any
 PLAIN = (bool, int, float, str)
+_LARGE = 1 << 20  # bytes from which equal tensors are looked for
 Weights = dict[str, Tensor]
 """Tensors by the names of a model's state dict: parameters and buffers, of the whole model or of some parts."""
 
@@ -179,15 +180,24 @@ def to_bytes(tree: Tree) -> bytes:
         TypeError: Where something in the tree can't be sent or stored.
     """
     store: dict[str, Tensor] = {}
+    large: dict[tuple[torch.dtype, tuple[int, ...], bytes], str] = {}
+
+    def put(node: Tensor) -> str:
+        name = str(len(store))
+        # a fresh copy: safetensors refuses tensors that share memory
+        tensor = node.detach().to("cpu", copy=True).contiguous()
+        if tensor.nbytes >= _LARGE:
+            # what all clients keep, such as a pool of images, is stored once
+            digest = hashlib.sha256(tensor.reshape(-1).view(torch.uint8).numpy()).digest()
+            name = large.setdefault((tensor.dtype, tuple(tensor.shape), digest), name)
+        store[name] = tensor
+        return name
 
     def encode(node: Tree) -> Any:
         if node is None or isinstance(node, PLAIN):
             return node
         if isinstance(node, Tensor):
-            name = str(len(store))
-            # a fresh copy: safetensors refuses tensors that share memory
-            store[name] = node.detach().to("cpu", copy=True).contiguous()
-            return {"tensor": name}
+            return {"tensor": put(node)}
         if isinstance(node, list):
             return [encode(item) for item in node]
         if isinstance(node, tuple):

@@ -173,11 +173,6 @@ class _ZeroShotDataAugmentation(FedAvg):
         )  # fmt: skip
         state.weights = server.fit(state.weights, self.loss, training, data=state.synthetic).weights
 
-    @property
-    def sends_model(self) -> bool:
-        """Whether a client's model has to be sent beside what the aggregation wants, for the server to invert."""
-        return self.aggregation_of.aggregates and not self.aggregation_of.private
-
     def invert_models(self, server: Server, replies: Mapping[int, Any]) -> Samples:
         """Class-balanced images from each client's model, all together (algorithm 3, lines 8 and 9).
 

@@ -207,7 +207,11 @@ def _serve(
         )
 
     def on_round(record: dict[str, Any], rounds: int) -> None:
-        log.info("round %d/%d, accuracy %.4f, %.1f s", record["round"], rounds, record["accuracy"], record["seconds"])
+        if "round" in record:
+            done, accuracy = f"round {record['round']}/{rounds}", f", accuracy {record['accuracy']:.4f}"
+        else:
+            done, accuracy = f"preparation {record['step']}/{record['steps']}", ""
+        log.info("%s%s, %.1f s", done, accuracy, record["seconds"])
         for lost in record["lost"]:
             log.warning("lost client %d (%s): %s", lost["client"], lost["handler"], lost["reason"])
 

@@ -84,7 +84,7 @@ class State:
 
 
 class Client:
-    """What a handler sees of its client; all but the last three arguments are attributes.
+    """What a handler sees of its client; all but the last four arguments are attributes.
 
     Args:
         id: The client's number, 0..clients-1.
@@ -95,6 +95,7 @@ class Client:
         initial: The experiment's initial weights, which every party can make from the seed: they cost no bytes.
         seed: Of the experiment.
         resident: Loads weights into the worker's model.
+        check: Raises where what runs is no longer wanted.
         secret: Makes a stream of noise that nobody else can follow; None: noise comes from the seed.
     """
 
@@ -109,6 +110,7 @@ class Client:
         initial: Weights,
         seed: int,
         resident: Callable[[Weights], nn.Module],
+        check: Callable[[], None] = lambda: None,
         secret: Callable[[str], torch.Generator] | None = None,
     ) -> None:
         self.id = id
@@ -120,6 +122,7 @@ class Client:
         self.releases: dict[str, Release] = {}
         self._seed = seed
         self._resident = resident
+        self._check = check
         self._secret = secret
         self._streams: dict[str, torch.Generator] = {}
         self._noises: dict[str, torch.Generator] = {}
@@ -150,6 +153,10 @@ class Client:
     def model(self, weights: Weights) -> nn.Module:
         """A model that holds `weights`, in evaluation mode, valid until the next `model` or `fit` of this handler."""
         return self._resident(weights).eval()
+
+    def check(self) -> None:
+        """End the handler where the run is being stopped or its time is over; for long work of its own, beside `fit`."""
+        self._check()
 
     def release(self, field_name: str, release: Release) -> None:
         """Declare what a field of this handler's reply releases about the client's data."""
@@ -298,7 +305,7 @@ class Server:
         self._cohort_size = 0
 
     def begin(self, t: int) -> None:
-        """Start the record of round `t`."""
+        """Start the record of round `t`; the steps before the first round are those from -1 downwards."""
         self._round, self._fits = t, 0
         self.lost, self.notes, self.warnings = [], {}, []
 
@@ -319,8 +326,12 @@ class Server:
 
     @property
     def round(self) -> int:
-        """The current round, from 0."""
+        """The current round, from 0; negative in the steps before the first."""
         return self._round
+
+    @property
+    def _when(self) -> str:
+        return f"round {self._round + 1}" if self._round >= 0 else f"the preparation ({-self._round} steps to go)"
 
     def stream(self, purpose: str) -> torch.Generator:
         """The server's stream of randomness of (seed, purpose, round)."""
@@ -498,7 +509,7 @@ class Server:
         self.costs.bytes_down += down
         self.costs.bytes_up += up
         if each and not replies and first is not None:
-            raise ContractError(f"no client could run '{name}' in round {self._round + 1}") from first
+            raise ContractError(f"no client could run '{name}' in {self._when}") from first
         self._require(replies, each, name)
         return replies, averaging.total() if averaging is not None else answers.means or {}
 
@@ -509,11 +520,11 @@ class Server:
         reasons = {loss["reason"] for loss in self.lost if loss["handler"] == handler}
         if not replies and reasons == {NOT_FINITE}:
             raise FedfillError(
-                f"training diverged: in round {self._round + 1} every client's reply held a NaN or an infinity; "
+                f"training diverged: in {self._when} every client's reply held a NaN or an infinity; "
                 "try a smaller learning_rate"
             )
         raise FedfillError(
-            f"min_replies: in round {self._round + 1} {len(replies)} of {len(asked)} clients gave a good reply to '{handler}', "
+            f"min_replies: in {self._when} {len(replies)} of {len(asked)} clients gave a good reply to '{handler}', "
             f"but {self._min_replies} were needed ({'; '.join(sorted(reasons)[:3])}); finished rounds are kept, and 'fedfill resume' goes on from there"
         )
 

@@ -141,6 +141,7 @@ class Host:
             initial=self._initial,
             seed=self._seed,
             resident=resident.load,
+            check=resident.check,
             secret=secret if self._secret is not None else None,
         )
         late = Lost(f"took longer than reply_timeout={self._timeout} s")

@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 from scipy import special
@@ -21,6 +22,7 @@ from fedfill.errors import FedfillError, did_you_mean
 BOUNDS = ("none", "sigmoid", "clip")
 """How latent codes can be bounded; without a bound, no noise gives a guarantee."""
 
+_LITTLE_NOISE = 0.2
 _EXACT = (1e-6, 1e6)  # the range of mu in which the search for the exact epsilon keeps its digits
 
 
@@ -222,7 +224,7 @@ def label_change_sensitivity(
 def sampled_epsilon(noise_multiplier: float, probability: float, rounds: int, delta: float) -> float:
     """Epsilon of a Gaussian mechanism on Poisson samples, round after round (privacy loss distributions of dp-accounting).
 
-    Neighbouring federations differ by one client that is added or removed.
+    Neighbours differ by one client, or one record, that is added or removed.
 
     Args:
         noise_multiplier: Standard deviation of the noise on the sum over what one client moves it at the most, above 0.
@@ -236,19 +238,84 @@ def sampled_epsilon(noise_multiplier: float, probability: float, rounds: int, de
     Raises:
         FedfillError: Where `delta` is out of range.
     """
+    from dp_accounting import pld
+
+    _check_delta(delta)
+    if noise_multiplier < _LITTLE_NOISE:
+        # so little noise that the distributions outgrow memory: the bound without sampling, which is hundreds anyway
+        return epsilon(gaussian_mu(1.0, noise_multiplier, rounds), delta)
+    # coarser steps than dp-accounting's own: epsilon is rounded up by a thousandth at the most, in a tenth of the time
+    accountant = pld.PLDAccountant(value_discretization_interval=1e-3)
+    return float(accountant.compose(_sampled_event(noise_multiplier, probability), rounds).get_epsilon(delta))
+
+
+@functools.lru_cache(maxsize=1024)
+def sampled_noise(target: float, probability: float, steps: int, delta: float) -> float:
+    """The least noise that keeps a promise about a Gaussian mechanism on Poisson samples; see `sampled_epsilon`.
+
+    Args:
+        target: The epsilon that is promised, above 0, where one record is added or removed.
+        probability: With which a record is in a step, in (0, 1].
+        steps: How many, at least 1.
+        delta: Between 0 and 1, both excluded.
+
+    Returns:
+        A noise multiplier, a thousandth above the least at the most.
+
+    Raises:
+        FedfillError: Where `target` or `delta` is out of range.
+    """
+    if not 0 < target < math.inf:
+        raise FedfillError(f"target_epsilon: found {target}; allowed: a finite number above 0")
+    _check_delta(delta)
+    low, high = 0.0, 1.0
+    while sampled_epsilon(high, probability, steps, delta) > target:
+        low, high = high, 2 * high
+    while high - low > 1e-3 * high:
+        middle = (low + high) / 2
+        low, high = (middle, high) if sampled_epsilon(middle, probability, steps, delta) > target else (low, middle)
+    return high
+
+
+@functools.lru_cache(maxsize=4096)
+def replaced_epsilon(mu: float, sampled: tuple[tuple[float, float, int], ...], delta: float) -> float:
+    """Epsilon of everything that was released about one record, where it is replaced by another.
+
+    Args:
+        mu: Of all Gaussian mechanisms together, for a replaced record; see `compose`.
+        sampled: Gaussian mechanisms on Poisson samples: noise multiplier with respect to the largest norm of one
+            record's share, probability of a record, steps.
+        delta: Between 0 and 1, both excluded.
+
+    Returns:
+        An upper bound on epsilon, close to the exact value.
+
+    Raises:
+        FedfillError: Where `delta` is out of range.
+    """
+    # so little noise that the distributions outgrow memory: as if every record were in every step
+    few = [(noise, steps) for noise, _, steps in sampled if noise < _LITTLE_NOISE]
+    mu = math.hypot(mu, *(gaussian_mu(2.0, noise, steps) for noise, steps in few))
+    sampled = tuple(item for item in sampled if item[0] >= _LITTLE_NOISE)
+    if not sampled or not mu < _EXACT[1]:
+        return epsilon(mu, delta)
     import dp_accounting
     from dp_accounting import pld
 
     _check_delta(delta)
-    if noise_multiplier < 0.2:
-        # so little noise that the distributions outgrow memory: the bound without sampling, which is hundreds anyway
-        return epsilon(gaussian_mu(1.0, noise_multiplier, rounds), delta)
-    event: dp_accounting.DpEvent = dp_accounting.GaussianDpEvent(noise_multiplier)
-    if probability < 1:
-        event = dp_accounting.PoissonSampledDpEvent(probability, event)
-    # coarser steps than dp-accounting's own: epsilon is rounded up by a thousandth at the most, in a tenth of the time
-    accountant = pld.PLDAccountant(value_discretization_interval=1e-3)
-    return float(accountant.compose(event, rounds).get_epsilon(delta))
+    accountant = pld.PLDAccountant(dp_accounting.NeighboringRelation.REPLACE_ONE, value_discretization_interval=1e-3)
+    for noise, probability, steps in sampled:
+        accountant.compose(_sampled_event(noise, probability), steps)
+    if mu:
+        accountant.compose(dp_accounting.GaussianDpEvent(2 / mu))  # a replaced record moves a sum by twice its norm
+    return float(accountant.get_epsilon(delta))
+
+
+def _sampled_event(noise_multiplier: float, probability: float) -> Any:
+    import dp_accounting
+
+    event = dp_accounting.GaussianDpEvent(noise_multiplier)
+    return event if probability >= 1 else dp_accounting.PoissonSampledDpEvent(probability, event)
 
 
 def _checked_mu(mu: float) -> float:

@@ -27,12 +27,15 @@ class Release(Record):
             data, or made only from what others already hold. None: nothing bounds it.
         conditions: Under which `mu` holds; where `mu` is None, under which `conditional_mu` would hold.
         conditional_mu: Where `mu` is None, what the noise alone would cost if the conditions were met.
+        sampled: What is released beside `mu` by a Gaussian mechanism on Poisson samples: noise multiplier with respect
+            to the largest norm of one record's share, probability of a record, steps. None: nothing.
     """
 
     mechanism: str
     mu: float | None
     conditions: tuple[str, ...] = ()
     conditional_mu: float | None = None
+    sampled: tuple[float, float, int] | None = None
 
     def __post_init__(self) -> None:
         """Refuse what is no mu, and write a mu without a bound as None."""
@@ -109,10 +112,28 @@ def gaussian(
     return Release(words, mu if met else None, tuple(conditions), None if met else mu)
 
 
+def dpsgd(what: str, noise_multiplier: float, probability: float, steps: int, promise: str = "") -> Release:
+    """What was made with stochastic gradient descent on clipped and noisy gradients (Abadi et al. 2016).
+
+    Args:
+        what: In plain words, such as "images of a generator".
+        noise_multiplier: Standard deviation of the noise on a sum of gradients over the norm that each is clipped to,
+            above 0.
+        probability: With which a record is in a step, in (0, 1].
+        steps: How many.
+        promise: Words for the noise, for a noise that differs between clients.
+
+    Returns:
+        A release whose epsilon is that of all steps together.
+    """
+    words = promise or f"noise multiplier {noise_multiplier:g}"
+    return Release(f"DP-SGD ({words}) behind {what}", 0.0, sampled=(noise_multiplier, probability, steps))
+
+
 class _Booking:
     """What one client released in one field by one mechanism, over all rounds so far."""
 
-    __slots__ = ("bounded", "conditional", "conditional_bounded", "square", "times")
+    __slots__ = ("bounded", "conditional", "conditional_bounded", "sampled", "square", "times")
 
     def __init__(
         self,
@@ -127,6 +148,7 @@ class _Booking:
         self.bounded = bounded
         self.conditional_bounded = conditional_bounded
         self.times = times
+        self.sampled: dict[tuple[float, float], int] = {}  # steps by noise multiplier and probability
 
 
 class _Entry:
@@ -169,6 +191,9 @@ class Ledger:
         if booking is None:
             booking = entry.clients[client] = _Booking()
         booking.times += 1
+        if release.sampled is not None:
+            noise, probability, steps = release.sampled
+            booking.sampled[noise, probability] = booking.sampled.get((noise, probability), 0) + steps
         mu = release.mu
         if mu is not None:
             booking.square += mu * mu
@@ -195,6 +220,7 @@ class Ledger:
                     "conditional": _column(entry, "conditional", torch.float64),
                     "bounded": _column(entry, "bounded", torch.bool),
                     "conditional_bounded": _column(entry, "conditional_bounded", torch.bool),
+                    "sampled": [_triples(booking.sampled) for booking in entry.clients.values()],
                 }
                 for (released, mechanism), entry in self._entries.items()
             ]
@@ -220,8 +246,10 @@ class Ledger:
                 entry.conditions = dict.fromkeys(item["conditions"])
                 columns = ("square", "conditional", "bounded", "conditional_bounded", "times")
                 bookings = zip(*(item[name].tolist() for name in columns), strict=True)
-                for client, values in zip(item["clients"].tolist(), bookings, strict=True):
-                    entry.clients[client] = _Booking(*values)
+                triples = item.get("sampled", [()] * len(item["clients"]))
+                for client, values, sampled in zip(item["clients"].tolist(), bookings, triples, strict=True):
+                    booking = entry.clients[client] = _Booking(*values)
+                    booking.sampled = {(noise, probability): steps for noise, probability, steps in sampled}
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise ValueError(f"this tree is no state of a ledger: {error}") from error
         return ledger
@@ -262,26 +290,39 @@ class Ledger:
         return {
             key
             for key, entry in self._entries.items()
-            if all(booking.bounded and booking.square == 0 for booking in entry.clients.values())
+            if all(b.bounded and b.square == 0 and not b.sampled for b in entry.clients.values())
         }
 
     def _total(self, delta: float) -> float | None:
         squares: dict[int, float] = {}
+        sampled: dict[int, dict[tuple[float, float], int]] = {}
         for entry in self._entries.values():
             for client, booking in entry.clients.items():
                 if not booking.bounded:
                     return None
                 squares[client] = squares.get(client, 0.0) + booking.square
-        return _epsilon(max(squares.values(), default=0.0), delta)
+                if booking.sampled:
+                    steps = sampled.setdefault(client, {})
+                    for mechanism, times in booking.sampled.items():
+                        steps[mechanism] = steps.get(mechanism, 0) + times
+        return _worst(((square, sampled.get(client, {})) for client, square in squares.items()), delta)
 
 
 def _column(entry: _Entry, name: str, dtype: torch.dtype) -> torch.Tensor:
     return torch.tensor([getattr(booking, name) for booking in entry.clients.values()], dtype=dtype)
 
 
-def _epsilon(square: float, delta: float) -> float | None:
-    """Epsilon of a sum of mu squared; None where it is too large to be written down."""
-    value = accountant.epsilon(math.sqrt(square), delta)
+def _triples(sampled: dict[tuple[float, float], int]) -> list[tuple[float, float, int]]:
+    return [(noise, probability, steps) for (noise, probability), steps in sorted(sampled.items())]
+
+
+def _worst(spent: Iterable[tuple[float, dict[tuple[float, float], int]]], delta: float) -> float | None:
+    """The largest epsilon of sums of mu squared with sampled mechanisms; None where it is too large to be written down."""
+    largest: dict[tuple[tuple[float, float, int], ...], float] = {}  # a larger square alone can only cost more
+    for square, sampled in spent:
+        triples = tuple(_triples(sampled))
+        largest[triples] = max(square, largest.get(triples, 0.0))
+    value = max((accountant.replaced_epsilon(math.sqrt(s), t, delta) for t, s in largest.items()), default=0.0)
     return value if value < math.inf else None
 
 
@@ -289,9 +330,9 @@ def _summary(released: str, mechanism: str, entry: _Entry, delta: float) -> dict
     bookings = entry.clients.values()
     value = conditional = None
     if all(booking.bounded for booking in bookings):
-        value = _epsilon(max(booking.square for booking in bookings), delta)
+        value = _worst(((booking.square, booking.sampled) for booking in bookings), delta)
     elif all(booking.conditional_bounded for booking in bookings):
-        conditional = _epsilon(max(booking.conditional for booking in bookings), delta)
+        conditional = _worst(((booking.conditional, booking.sampled) for booking in bookings), delta)
     return {
         "released": released,
         "mechanism": mechanism,

@@ -128,6 +128,18 @@ class Resident:
         self.stop = False
         self.deadline = float("inf")
 
+    def check(self) -> None:
+        """End what runs where it is no longer wanted.
+
+        Raises:
+            Interrupted: Where the worker was told to stop.
+            TimeoutError: Where the deadline passed.
+        """
+        if self.stop:
+            raise Interrupted
+        if time.monotonic() > self.deadline:
+            raise TimeoutError("the time for this call is over")
+
     def load(self, weights: Weights) -> nn.Module:
         """Copy `weights` into the model and poison what they leave out with NaN.
 
@@ -235,10 +247,7 @@ def fit(resident: Resident, request: Fit, order: torch.Generator, draws: torch.G
 
     with draws_from(model, draws):
         for index in schedule():
-            if resident.stop:
-                raise Interrupted
-            if time.monotonic() > resident.deadline:
-                raise TimeoutError("the time for this call is over")
+            resident.check()
             if steps == training.steps:
                 break
             batch = Batch(resident.inputs(request.data, index), request.data.labels[index], index)

@@ -1,0 +1,467 @@
+"""Wasserstein GANs with gradient penalty, as in SDA-FL (Li et al. 2022, section 3.2), optionally private.
+
+Arjovsky et al. 2017 and Gulrajani et al. 2017, with the penalty's sign as in the latter: SDA-FL's equation 1 prints it with a
+plus under the maximum, where it would reward what it shall forbid. The auxiliary classifier of Odena et al. 2017 makes the
+labels known.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from pydantic import BaseModel, Field
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn import functional
+
+from fedfill.data.samples import Samples, normalise, quantise
+from fedfill.errors import FedfillError
+from fedfill.privacy.accountant import sampled_noise
+from fedfill.privacy.dpsgd import noisy_sum, poisson_sample
+from fedfill.privacy.ledger import Release, dpsgd, unbounded
+from fedfill.tree import Record, Tree, Weights
+
+Noise = Literal["none", "dpsgd", "paper_eq3"]
+
+
+@dataclass(frozen=True)
+class GANSettings:
+    """How a GAN is built and trained; the paper gives penalty, batch and iterations, and none of the rest.
+
+    Attributes:
+        latent: Size of the generator's noise.
+        width: Channels of the widest images; the others have two and four times as many.
+        classes: Number of classes of the auxiliary classifier; 0: there is none, and samples have no labels.
+        batch_size: Real images in a step of the critic, and fake ones; with ``dpsgd`` the expected number of real ones.
+        critic_steps: Steps of the critic for each of the generator.
+        learning_rate: Of Adam, for both.
+        betas: Of Adam.
+        penalty: Weight gamma of the gradient penalty.
+        class_weight: Of the auxiliary classifier's cross-entropy.
+        average: Decay of the moving average of the generator that makes the images; 0: the generator itself does.
+        noise: On the critic's gradients: none; ``dpsgd``, clipped per sample; ``paper_eq3``, which protects nothing.
+        clip: Largest norm of one image's gradient, with ``dpsgd``.
+        target_epsilon: What ``dpsgd`` keeps for one image that is added or removed, and what equation 3 is given.
+        delta: With `target_epsilon`.
+    """
+
+    latent: int = 100
+    width: int = 64
+    classes: int = 0
+    batch_size: int = 64
+    critic_steps: int = 5
+    learning_rate: float = 1e-4
+    betas: tuple[float, float] = (0.0, 0.9)
+    penalty: float = 10.0
+    class_weight: float = 1.0
+    average: float = 0.0
+    noise: Noise = "none"
+    clip: float = 1.0
+    target_epsilon: float = 10.0
+    delta: float = 1e-5
+
+    def probability(self, samples: int) -> float:
+        """With which each of a client's images is in a step of the critic (q)."""
+        return min(1.0, self.batch_size / samples)
+
+    def noise_multiplier(self, samples: int, iterations: int) -> float:
+        """The noise of ``dpsgd`` over `clip`, so that all steps of `iterations` together keep `target_epsilon`."""
+        return sampled_noise(self.target_epsilon, self.probability(samples), iterations * self.critic_steps, self.delta)
+
+    def paper_std(self, samples: int) -> float:
+        """The noise of equation 3: ``2 q / epsilon * sqrt(n_d ln(1 / delta))``, n_d the mini-batches of an epoch."""
+        steps = math.ceil(samples / self.batch_size)
+        return 2 * self.probability(samples) / self.target_epsilon * math.sqrt(steps * math.log(1 / self.delta))
+
+
+class GANOptions(BaseModel):
+    """The settings of an algorithm whose clients train GANs."""
+
+    gan_iterations: int = Field(default=18_000, ge=1)
+    """Steps of the generator in the pre-training, each after `gan_critic_steps` of the critic."""
+    gan_chunk: int = Field(default=500, ge=1)
+    """Steps of the generator between two checkpoints."""
+    gan_batch_size: int = Field(default=64, ge=1)
+    """Real images in a step of the critic; with noise=dpsgd the expected number."""
+    gan_critic_steps: int = Field(default=5, ge=1)
+    """Steps of the critic for each of the generator."""
+    gan_learning_rate: float = Field(default=1e-4, gt=0, allow_inf_nan=False)
+    """Of Adam, for generator and critic."""
+    gan_penalty: float = Field(default=10.0, ge=0, allow_inf_nan=False)
+    """Weight of the gradient penalty (gamma)."""
+    gan_latent: int = Field(default=100, ge=1, le=4096)
+    """Size of the generator's noise."""
+    gan_width: int = Field(default=64, ge=1, le=1024)
+    """Channels of the widest layers of generator and critic; the others have two and four times as many."""
+    gan_average: float = Field(default=0.0, ge=0, lt=1)
+    """Decay of a moving average of the generator that makes the images; 0: the generator itself does."""
+    noise: Noise = "none"
+    """Noise on the critic's gradients: none, dpsgd (clipped per image and accounted), or paper_eq3, which is not private."""
+    clip: float = Field(default=1.0, gt=0, allow_inf_nan=False)
+    """With noise=dpsgd: largest norm of one image's gradient."""
+    target_epsilon: float = Field(default=10.0, gt=0, allow_inf_nan=False)
+    """With noise=dpsgd: epsilon of the whole pre-training for one image that is added or removed; with paper_eq3 the epsilon of that equation."""
+    target_delta: float = Field(default=1e-5, gt=0, lt=1)
+    """Delta of `target_epsilon`."""
+
+    def gan(self, classes: int = 0) -> GANSettings:
+        """How the GANs are built and trained.
+
+        Args:
+            classes: Of the auxiliary classifier; 0: there is none.
+
+        Returns:
+            Their settings.
+        """
+        return GANSettings(
+            latent=self.gan_latent, width=self.gan_width, classes=classes, batch_size=self.gan_batch_size,
+            critic_steps=self.gan_critic_steps, learning_rate=self.gan_learning_rate, penalty=self.gan_penalty,
+            average=self.gan_average, noise=self.noise, clip=self.clip, target_epsilon=self.target_epsilon,
+            delta=self.target_delta,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class GAN(Record):
+    """Where the training of a GAN stands; enough to go on.
+
+    Attributes:
+        generator: Its tensors.
+        critic: Its tensors.
+        averaged: The generator's moving average; None where none is kept.
+        optimizers: States of both optimizers.
+        iterations: Steps of the generator that were done.
+    """
+
+    generator: Weights
+    critic: Weights
+    averaged: Weights | None
+    optimizers: Tree
+    iterations: int
+
+
+def require_images(inputs: Tensor, algorithm: str) -> None:
+    """Check that a GAN can make what the data hold.
+
+    Args:
+        inputs: Of one sample as they are stored, ``[1, ...]``.
+        algorithm: For the error's sentence.
+
+    Raises:
+        FedfillError: Where they are no images with sides that can be halved twice.
+    """
+    shape = list(inputs.shape[1:])
+    if len(shape) != 3 or shape[0] not in (1, 3) or shape[1] != shape[2] or shape[1] % 4 or shape[1] < 8:
+        raise FedfillError(
+            f"data: {algorithm} makes square images of 1 or 3 channels with sides that are multiples of 4 from 8, found shape {shape}"
+        )
+
+
+def _sides(side: int) -> list[int]:
+    """The sides of images behind each of the generator's four transposed convolutions: 4, 7, 14, 28, say."""
+    return [math.ceil(side / 8), side // 4, side // 2, side]
+
+
+def _halving(side: int) -> tuple[int, int]:
+    """Kernel and padding of a convolution with stride 2 that halves a side, rounded up; transposed it goes back."""
+    return (4, 1) if side % 2 == 0 else (3, 1)
+
+
+class Generator(nn.Module):
+    """Noise to images in -1..1, by four transposed convolutions with batch norm between them.
+
+    Args:
+        shape: (channels, side, side) of an image.
+        settings: Its sizes.
+    """
+
+    def __init__(self, shape: tuple[int, ...], settings: GANSettings) -> None:
+        super().__init__()
+        channels, width = shape[0], settings.width
+        sides = _sides(shape[1])
+        plan = [4 * width, 2 * width, width]
+        layers: list[nn.Module] = [
+            nn.ConvTranspose2d(settings.latent + settings.classes, plan[0], sides[0], bias=False)
+        ]
+        for inputs, outputs, side in zip(plan, [*plan[1:], channels], sides[1:], strict=True):
+            kernel, padding = _halving(side)
+            layers += [nn.BatchNorm2d(inputs), nn.ReLU()]
+            layers.append(nn.ConvTranspose2d(inputs, outputs, kernel, 2, padding, bias=outputs == channels))
+        self.layers = nn.Sequential(*layers, nn.Tanh())
+        self.classes = settings.classes
+
+    def forward(self, z: Tensor, labels: Tensor | None = None) -> Tensor:
+        """Images ``[b, channels, side, side]`` from noise ``[b, latent]`` and, where there are classes, labels ``[b]``."""
+        if self.classes:
+            z = torch.cat([z, functional.one_hot(labels, self.classes).to(z)], 1)  # type: ignore[arg-type]
+        return self.layers(z[:, :, None, None])  # type: ignore[no-any-return]
+
+
+class Critic(nn.Module):
+    """Images to scores, by four convolutions and a linear layer.
+
+    There is no batch norm: the penalty is on each image's own gradient, and so is the clipping of ``dpsgd``.
+
+    Args:
+        shape: (channels, side, side) of an image.
+        settings: Its sizes.
+    """
+
+    def __init__(self, shape: tuple[int, ...], settings: GANSettings) -> None:
+        super().__init__()
+        inputs, side, _ = shape
+        layers: list[nn.Module] = []
+        for outputs in (settings.width, 2 * settings.width, 4 * settings.width, 4 * settings.width):
+            kernel, padding = _halving(side)
+            layers += [nn.Conv2d(inputs, outputs, kernel, 2, padding), nn.LeakyReLU(0.2)]
+            inputs, side = outputs, math.ceil(side / 2)
+        self.layers = nn.Sequential(*layers, nn.Flatten())
+        self.head = nn.Linear(inputs * side * side, 1 + settings.classes)
+
+    def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """Scores ``[b]``, and class scores ``[b, classes]``, from images in -1..1."""
+        out = self.head(self.layers(images))  # [b, 1 + classes]
+        return out[:, 0], out[:, 1:]
+
+
+def start(shape: tuple[int, ...], settings: GANSettings, stream: torch.Generator) -> GAN:
+    """An untrained GAN.
+
+    Args:
+        shape: (channels, side, side) of an image.
+        settings: Its sizes.
+        stream: Of the initial weights: convolutions normal with deviation 0.02, as in DCGAN; they live on its device.
+
+    Returns:
+        Where its training starts.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(int(torch.randint(2**62, (), generator=stream, device=stream.device)))
+        generator, critic = Generator(shape, settings), Critic(shape, settings)
+        for layer in (*generator.modules(), *critic.modules()):
+            if isinstance(layer, nn.Conv2d | nn.ConvTranspose2d):
+                nn.init.normal_(layer.weight, 0.0, 0.02)
+    made, scored = (_tensors(module.to(stream.device)) for module in (generator, critic))
+    return GAN(made, scored, dict(made) if settings.average else None, None, 0)
+
+
+def train(
+    gan: GAN,
+    data: Samples,
+    iterations: int,
+    settings: GANSettings,
+    draws: torch.Generator,
+    noise: torch.Generator,
+    noise_multiplier: float = 0.0,
+    check: Callable[[], None] = lambda: None,
+) -> GAN:
+    """Steps of the generator, each after `critic_steps` of the critic.
+
+    Args:
+        gan: Where the training stands.
+        data: Real images, at least one; labels are used by an auxiliary classifier alone.
+        iterations: Steps of the generator.
+        settings: How.
+        draws: Stream of mini-batches, latent noise and interpolation.
+        noise: Stream of the noise that protects.
+        noise_multiplier: With ``dpsgd``, from `GANSettings.noise_multiplier`.
+        check: Called before each iteration; what it raises ends the training.
+
+    Returns:
+        Where it stands then.
+    """
+    device, shape = data.labels.device, tuple(data.inputs.shape[1:])
+    generator, critic = Generator(shape, settings).to(device), Critic(shape, settings).to(device)
+    generator.load_state_dict(gan.generator)
+    critic.load_state_dict(gan.critic)
+    averaged = None if gan.averaged is None else {name: x.clone() for name, x in gan.averaged.items()}
+    optimizers = [_adam(module, settings) for module in (generator, critic)]
+    for optimizer, state in zip(optimizers, gan.optimizers or [], strict=False):
+        optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+    of_generator, of_critic = optimizers
+    rng = _Draws(draws, settings, device)
+    for _ in range(iterations):
+        check()
+        for _ in range(settings.critic_steps):
+            _step_critic(critic, generator, data, settings, rng, noise, noise_multiplier)
+            of_critic.step()
+        z, labels = rng.latent(settings.batch_size)
+        score, logits = critic(generator(z, labels))
+        loss = -score.mean()
+        if settings.classes:
+            loss = loss + settings.class_weight * functional.cross_entropy(logits, labels)
+        of_generator.zero_grad()
+        loss.backward(inputs=list(generator.parameters()))
+        of_generator.step()
+        if averaged is not None:
+            _follow(averaged, generator.state_dict(), settings.average)
+    states = [_plain(optimizer.state_dict()["state"]) for optimizer in optimizers]
+    return GAN(_tensors(generator), _tensors(critic), averaged, states, gan.iterations + iterations)
+
+
+def generate(
+    gan: GAN, labels: int | Tensor, sample: Samples, settings: GANSettings, draws: torch.Generator, chunk: int = 500
+) -> Tensor:
+    """Images of a trained generator.
+
+    Args:
+        gan: Trained.
+        labels: How many images; with an auxiliary classifier the wanted classes ``[n]``.
+        sample: One sample, with the type and shape of the data.
+        settings: As in the training.
+        draws: Stream of the latent noise.
+        chunk: Images that are made at a time.
+
+    Returns:
+        ``[n, channels, side, side]``, uint8 as images are stored, or floats in -1..1 where the data are floats.
+    """
+    device = draws.device
+    generator = Generator(tuple(sample.inputs.shape[1:]), settings).to(device).eval()
+    generator.load_state_dict(gan.generator if gan.averaged is None else gan.averaged)
+    n = labels if isinstance(labels, int) else len(labels)
+    z = torch.randn(n, settings.latent, generator=draws, device=device)  # [n, latent]
+    made = []
+    with torch.inference_mode():
+        for start in range(0, n, chunk):
+            wanted = None if isinstance(labels, int) else labels[start : start + chunk]
+            images = generator(z[start : start + chunk], wanted)
+            made.append(quantise((images + 1) / 2) if sample.inputs.dtype == torch.uint8 else images)
+    return torch.cat(made).clone()
+
+
+def gradient_penalty(critic: Callable[[Tensor], Tensor], real: Tensor, fake: Tensor, share: Tensor) -> Tensor:
+    """How far the critic's slope is from 1 between real and fake images (Gulrajani et al. 2017, equation 3).
+
+    Args:
+        critic: Images to scores ``[b]``.
+        real: ``[b, ...]``.
+        fake: ``[b, ...]``.
+        share: Of the real image in the point that is looked at, ``[b]`` in 0..1.
+
+    Returns:
+        ``(||grad|| - 1)**2`` of each, ``[b]``.
+    """
+    between = torch.lerp(fake, real, share.view(-1, *(1,) * (real.dim() - 1))).requires_grad_()
+    (slope,) = torch.autograd.grad(critic(between).sum(), between, create_graph=True)  # [b, ...]
+    return (slope.flatten(1).norm(dim=1) - 1).square()
+
+
+class _Draws:
+    """What the training draws, in a fixed order."""
+
+    def __init__(self, stream: torch.Generator, settings: GANSettings, device: torch.device) -> None:
+        self._stream, self._settings, self._device = stream, settings, device
+
+    def latent(self, b: int) -> tuple[Tensor, Tensor | None]:
+        """Latent noise ``[b, latent]``, and labels ``[b]`` where there are classes."""
+        z = torch.randn(b, self._settings.latent, generator=self._stream, device=self._device)
+        classes = self._settings.classes
+        return z, torch.randint(classes, (b,), generator=self._stream, device=self._device) if classes else None
+
+    def batch(self, n: int) -> Tensor:
+        """Positions of a mini-batch ``[b]``: without replacement, or a Poisson sample."""
+        size = self._settings.batch_size
+        if self._settings.noise == "dpsgd":
+            return poisson_sample(n, self._settings.probability(n), self._stream)
+        return torch.randperm(n, generator=self._stream, device=self._device)[:size]
+
+    def share(self, b: int) -> Tensor:
+        """Uniform numbers in 0..1, ``[b]``."""
+        return torch.rand(b, generator=self._stream, device=self._device)
+
+
+def _step_critic(
+    critic: Critic, generator: Generator, data: Samples, settings: GANSettings, rng: _Draws, noise: torch.Generator,
+    noise_multiplier: float,
+) -> None:  # fmt: skip
+    """Gradients of one step: E D(fake) - E D(real) + gamma E (||grad D|| - 1)^2, and what protects them."""
+    index = rng.batch(len(data))
+    real, labels = normalise(data.inputs[index]), data.labels[index]  # [b, ...]
+    z, wanted = rng.latent(max(settings.batch_size, len(index)))
+    share = rng.share(len(index))
+    with torch.no_grad():
+        fake = generator(z, wanted)
+    near = fake[: len(index)]  # between each real image and one fake
+    for parameter in critic.parameters():
+        parameter.grad = None
+    if settings.noise != "dpsgd":
+        score, logits = critic(torch.cat([fake, real]))
+        loss = score[: len(fake)].mean() - score[len(fake) :].mean()
+        loss = loss + settings.penalty * gradient_penalty(lambda x: critic(x)[0], real, near, share).mean()
+        if settings.classes:
+            loss = loss + settings.class_weight * functional.cross_entropy(logits[len(fake) :], labels)
+        loss.backward()  # type: ignore[no-untyped-call]
+        if settings.noise == "paper_eq3":
+            std = settings.paper_std(len(data))
+            for parameter in critic.parameters():
+                parameter.grad += torch.empty_like(parameter).normal_(generator=noise) * std
+        return
+    critic(fake)[0].mean().backward()  # touches no real image: exact
+
+    def touching(weights: Weights, x: Tensor, f: Tensor, e: Tensor, y: Tensor) -> Tensor:
+        """The terms of one real image."""
+        score, logits = functional_call(critic, weights, (x[None],))
+        loss = -score[0]
+
+        def scored(image: Tensor) -> Tensor:
+            return functional_call(critic, weights, (image[None],))[0][0]  # type: ignore[no-any-return]
+
+        slope = torch.func.grad(scored)(torch.lerp(f, x, e))
+        # the root has no derivative at 0
+        loss = loss + settings.penalty * (slope.square().sum().clamp_min(1e-24).sqrt() - 1).square()
+        if settings.classes:
+            loss = loss + settings.class_weight * functional.cross_entropy(logits, y[None])
+        return loss
+
+    weights = {name: parameter.detach() for name, parameter in critic.named_parameters()}
+    total = noisy_sum(touching, weights, (real, near, share, labels), settings.clip, noise_multiplier, noise)
+    expected = settings.probability(len(data)) * len(data)
+    for name, parameter in critic.named_parameters():
+        own = total[name] / expected
+        parameter.grad = own if parameter.grad is None else parameter.grad + own
+
+
+def _adam(module: nn.Module, settings: GANSettings) -> torch.optim.Optimizer:
+    return torch.optim.Adam(module.parameters(), settings.learning_rate, betas=settings.betas, fused=True)
+
+
+def _follow(averaged: Weights, tensors: Weights, decay: float) -> None:
+    for name, tensor in tensors.items():
+        if tensor.is_floating_point():
+            averaged[name].lerp_(tensor, 1 - decay)
+        else:
+            averaged[name].copy_(tensor)
+
+
+def _tensors(module: nn.Module) -> Weights:
+    return {name: tensor.detach().clone() for name, tensor in module.state_dict().items()}
+
+
+def _plain(state: Tree) -> Tree:
+    return {index: {name: value.detach().clone() for name, value in values.items()} for index, values in state.items()}
+
+
+def released(what: str, settings: GANSettings, samples: int, iterations: int, noise_multiplier: float) -> Release:
+    """What is given away by anything that was made with a critic and its generator.
+
+    Args:
+        what: In plain words.
+        settings: As in the training.
+        samples: Real images that it was trained on; their number counts as known.
+        iterations: Steps of the generator that were trained.
+        noise_multiplier: With ``dpsgd``.
+
+    Returns:
+        A guarantee with ``dpsgd``, and none otherwise.
+    """
+    if settings.noise == "dpsgd":
+        promise = f"epsilon {settings.target_epsilon:g} at delta {settings.delta:g} for an image added or removed"
+        steps = iterations * settings.critic_steps
+        return dpsgd(what, noise_multiplier, settings.probability(samples), steps, promise)
+    if settings.noise == "paper_eq3":
+        return unbounded(f"{what}, with the noise of equation 3, which neither clips nor counts its steps: not private")
+    return unbounded(f"{what}, trained without noise")
