@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import re
 import subprocess
@@ -89,6 +90,9 @@ def refused(words: Sequence[str], *parts: str) -> None:
         (["fedavg", "--participation", "inf"], ["participation: found inf"]),
         (["fedavg", "--data-fraction", "0"], ["data_fraction: found 0.0; allowed: more than 0"]),
         (["fedavg", "--client-test", "0.9"], ["client_test: found 0.9; allowed: at most 0.5"]),
+        (["fedavg", "--labelled-per-client", "0"], ["labelled_per_client: found 0; allowed: at least 1"]),
+        (["fedavg", "--labelled-per-client", "-1"], ["labelled_per_client: found -1; allowed: at least 1"]),
+        (["fedavg", "--set", "labelled_per_client=3"], ["has an option of its own, --labelled-per-client"]),
         (["fedavg", "--seed", "-1"], ["seed: found -1; allowed: at least 0"]),
         (["fedavg", "--workers", "0"], ["workers: found 0; allowed: at least 1"]),
         (["fedavg", "--workers", "1000000000"], ["workers: found 1000000000; allowed: at most 1024"]),
@@ -481,6 +485,29 @@ def test_partition_fits(width: int, monkeypatch: pytest.MonkeyPatch, elsewhere: 
         assert int(row[1]) == sum(int(count) for count in row[2:-1] if count != "·")
     assert max(map(len, result.stdout.splitlines())) <= width
     assert (elsewhere / "deep" / "map.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(("width", "columns"), [(50, 5), (160, 14)])
+def test_partition_shows_samples_without_labels(width: int, columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    result = fedfill_("partition", "--clients", "4", "--partition", "iid", "--labelled-per-client", "20")
+    assert result.exit_code == 0, result.output
+    assert max(map(len, result.stdout.splitlines())) <= width or width == 50
+    rows = [line.split() for line in result.stdout.splitlines() if line.strip()[:1].isdigit()][:4]
+    assert [(len(row), row[1]) for row in rows] == [(columns, "20")] * 4
+    assert sum(int(row[-1]) + int(row[-2]) + 20 for row in rows) == 1438
+    assert "20 for each client, stratified by class." in " ".join(result.stdout.split())
+    if columns == 5:
+        assert [row[2] for row in rows] == ["10"] * 4, "classes, each of them with a label"
+
+
+def test_a_run_with_few_labels_trains_on_these(elsewhere: Path) -> None:
+    result = fedfill_("run", "fedavg", *TINY, "--labelled-per-client", "20", "--out", "r")
+    assert result.exit_code == 0, result.output
+    summary = json.loads((elsewhere / "r" / "summary.json").read_text())
+    assert summary["train_samples"] == 4 * 20
+    assert "labelled_per_client = 20" in (elsewhere / "r" / "experiment.toml").read_text()
+    assert fedfill_("resume", "r").exit_code == 0
 
 
 def test_partition_of_many_clients_and_classes_is_short(monkeypatch: pytest.MonkeyPatch) -> None:

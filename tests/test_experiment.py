@@ -22,8 +22,11 @@ from torch import nn
 
 import fedfill
 from fedfill import tree
+from fedfill.algorithms.fedavg import FedAvg
+from fedfill.data.federation import federate
 from fedfill.engines.local import LocalEngine
 from fedfill.errors import FedfillError, checked
+from fedfill.loop import Prepared
 from fedfill.runs.directory import RunDirectory
 from fedfill.settings import Experiment
 from fedfill.training.evaluation import Evaluation
@@ -727,6 +730,29 @@ def test_a_lazy_model_gets_its_shape_before_its_weights_are_taken(tmp_path: Path
     net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.LazyLinear(10))
     result = fedfill.run("fedavg", model=net, clients=2, rounds=1, local_epochs=1, out=tmp_path / "run")
     assert result.weights["1.weight"].shape == (10, 64)
+
+
+def test_a_setting_that_is_none_leaves_an_experiment_what_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This digest is of the time before there was `labelled_per_client`; a release alone may change it."""
+    monkeypatch.setattr("fedfill.loop.__version__", "0")
+    inputs, labels = np.arange(6, dtype=np.float32)[:, None], np.arange(6) % 2
+    clients = [(inputs, labels, inputs, labels)] * 2
+    initial = {"weight": torch.ones(2, 1), "bias": torch.zeros(2)}
+
+    def digest(number: int | None) -> str:
+        federation = federate(clients, seed=0)
+        experiment = Experiment(algorithm="fedavg", labelled_per_client=number)
+        return Prepared(experiment, FedAvg(), federation, nn.Linear(1, 2), initial).digest
+
+    assert digest(None) == "41a3ed242c72c05c"
+    assert len({digest(number) for number in (None, 1, 100)}) == 3
+
+
+@pytest.mark.parametrize("number", [0, -1, 1.5, "many", True])
+def test_a_number_of_labels_that_is_none(number: Any, tmp_path: Path) -> None:
+    with pytest.raises(FedfillError, match=r"^labelled_per_client: found .*; allowed: (at least 1|a whole number)$"):
+        fedfill.run("fedavg", **TINY, labelled_per_client=number, out=tmp_path / "r")
+    assert not (tmp_path / "r").exists()
 
 
 def test_another_program_is_another_experiment(tmp_path: Path) -> None:

@@ -61,6 +61,9 @@ Clients = Annotated[int | None, typer.Option(help="Number of clients. [default: 
 ClientTest = Annotated[
     float | None, typer.Option(help="Share of each client's samples kept as its own test split. [default: 0.1]")
 ]
+LabelledPerClient = Annotated[
+    int | None, typer.Option(help="How many of each client's training samples keep their labels. [default: all]")
+]
 Participation = Annotated[float | None, typer.Option(help="Share of the clients in a round. [default: 1.0]")]
 Rounds = Annotated[int | None, typer.Option(help="Number of rounds. [default: 50]")]
 Seed = Annotated[int | None, typer.Option(help="Seed of every stream of randomness. [default: 0]")]
@@ -140,6 +143,7 @@ def run(
     partition: Partition = None,
     clients: Clients = None,
     client_test: ClientTest = None,
+    labelled_per_client: LabelledPerClient = None,
     participation: Participation = None,
     rounds: Rounds = None,
     seed: Seed = None,
@@ -181,6 +185,7 @@ def rehearse(
     partition: Partition = None,
     clients: Clients = None,
     client_test: ClientTest = None,
+    labelled_per_client: LabelledPerClient = None,
     participation: Participation = None,
     rounds: Rounds = None,
     seed: Seed = None,
@@ -222,6 +227,7 @@ def init(
     data_dir: DataDir = None,
     clients: Annotated[int | None, typer.Option(help="Number of hosts. [default: 3]")] = None,
     client_test: ClientTest = None,
+    labelled_per_client: LabelledPerClient = None,
     participation: Participation = None,
     rounds: Rounds = None,
     seed: Seed = None,
@@ -286,6 +292,7 @@ def compare(
     partition: Partition = None,
     clients: Clients = None,
     client_test: ClientTest = None,
+    labelled_per_client: LabelledPerClient = None,
     participation: Participation = None,
     rounds: Rounds = None,
     model: Model = None,
@@ -364,6 +371,7 @@ def partition(
     partition: Partition = None,
     clients: Clients = None,
     client_test: ClientTest = None,
+    labelled_per_client: LabelledPerClient = None,
     seed: Seed = None,
     picture: Annotated[Path, typer.Option("--out", help="PNG file of the heat map.")] = Path("runs/partition.png"),
 ) -> None:
@@ -696,11 +704,12 @@ def _print_federation(federation: Federation, title: str) -> None:
     names = federation.class_names
     # columns are as wide as their numbers, and a class's name may be broken; the other headings only between words
     widths = [max(len(str(row[k])) for row in rows) for k in range(len(header))]
-    for k in (0, 1, -1):
+    classes = slice(2, 2 + len(names))
+    for k in (0, 1, *range(classes.stop, len(header))):
         widths[k] = max(widths[k], *map(len, header[k].split()))
     if sum(widths) + 2 * len(widths) + 1 > out.width:
-        header = ["client", "samples", "classes", "own test"]
-        rows = [[row[0], row[1], sum(count > 0 for count in row[2:-1]), row[-1]] for row in rows]
+        header[classes] = ["classes"]
+        rows = [[*row[:2], sum(count > 0 for count in row[classes]), *row[classes.stop :]] for row in rows]
         title += f", {len(names)} classes"
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     for column in header:

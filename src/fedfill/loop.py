@@ -66,7 +66,9 @@ class Prepared:
     @functools.cached_property
     def digest(self) -> str:
         """Identifies the experiment: version, settings, data, initial weights and code of the user's own, but not where it runs."""
-        settings = {k: v for k, v in self.experiment.model_dump().items() if k not in INCIDENTAL}
+        given = self.experiment.model_dump().items()
+        # one that is none counts as absent: a new setting leaves the experiments that don't use it what they were
+        settings = {k: v for k, v in given if k not in INCIDENTAL and v is not None}
         code = [repr(self.model), *_programs(type(self.algorithm), *(type(m) for m in self.model.modules()))]
         identity = [__version__, settings, self.federation.fingerprint, tree.sha256(self.initial), code]
         return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]

@@ -137,6 +137,7 @@ def divide(experiment: Experiment, *, data: Any = None, partition: Any = None) -
         clients=experiment.clients,
         seed=experiment.seed,
         client_test=experiment.client_test,
+        labelled_per_client=experiment.labelled_per_client,
     )
 
 

@@ -33,6 +33,8 @@ class Experiment(BaseModel):
     """Number of clients (K); none: as many as a list of data sets or a partitioner object makes."""
     client_test: float = Field(default=0.1, ge=0, le=0.5)
     """Share of each client's samples that is kept as its own test split."""
+    labelled_per_client: int | None = Field(default=None, ge=1)
+    """How many of each client's training samples keep their labels; none: all."""
     participation: float = Field(default=1.0, gt=0, le=1)
     """Share of the clients that take part in a round."""
     rounds: int = Field(default=50, ge=1)

@@ -260,6 +260,82 @@ def test_clients_too_small_for_a_test_split_are_counted() -> None:
     assert federation.notes[-1].endswith("; too few for one: 4 of 4 clients.")
 
 
+# ---- labels for some
+
+
+@pytest.mark.parametrize("partition", ["iid", "dirichlet:0.5", "quantity:1"])
+def test_some_keep_their_labels_and_all_else_stays(partition: str) -> None:
+    whole, part = make(partition=partition), make(partition=partition, labelled_per_client=12)
+    for before, after in zip(whole.clients, part.clients, strict=True):
+        assert numbers(after.test) == numbers(before.test)
+        assert after.test.labels.tolist() == before.test.labels.tolist()
+        assert sorted(numbers(after.train) + numbers(after.unlabelled)) == numbers(before.train)
+        assert after.train.labels.tolist() == [number % 4 for number in numbers(after.train)]
+        assert after.unlabelled.labels.tolist() == [-1] * len(after.unlabelled)
+        assert len(after.train) == min(12, len(before.train))
+        assert all(after.train.counts(4)[c] for c in range(4) if before.train.counts(4)[c])
+    assert torch.equal(part.test.inputs, whole.test.inputs)
+    assert part.counts == [client.train.counts(4) for client in part.clients]
+    assert all(len(client.unlabelled) == 0 for client in whole.clients)
+    assert whole.clients[0].unlabelled.inputs.shape == (0, 1)
+
+
+def test_labels_are_kept_by_the_classes_shares_of_each_client() -> None:
+    # classes of 6, 3 and 1 and of 2, 2 and 0 samples; one of each first, then 6/3, 6/5 and 3/3
+    first, second = np.repeat([0, 1, 2], [6, 3, 1]), np.repeat([0, 1], [2, 2])
+    given = [(INPUTS[: len(labels)], labels, TEST_INPUTS[:3], np.arange(3)) for labels in (first, second)]
+    federation = make(given, clients=None, labelled_per_client=6)
+    assert federation.counts == [[3, 2, 1], [2, 2, 0]]
+    assert [len(client.unlabelled) for client in federation.clients] == [4, 0]
+    assert federation.notes[-1] == (
+        "Labelled: 10 of 14 training samples, 6 for each client, stratified by class; fewer samples than that, all "
+        "labelled: 1 of 2 clients."
+    )
+    assert [len(client.train) for client in make(given, clients=None, labelled_per_client=4).clients] == [4, 4]
+    assert make(given, clients=None, labelled_per_client=4).notes[-1] == (
+        "Labelled: 8 of 14 training samples, 4 for each client, stratified by class."
+    )
+
+
+def test_each_client_draws_its_own_labels() -> None:
+    given = [(INPUTS[:40], LABELS[:40], TEST_INPUTS, TEST_LABELS)] * 8
+    chosen = [tuple(numbers(client.train)) for client in make(given, clients=None, labelled_per_client=4).clients]
+    again = [tuple(numbers(client.train)) for client in make(given, clients=None, labelled_per_client=4).clients]
+    other = [tuple(numbers(c.train)) for c in make(given, clients=None, labelled_per_client=4, seed=1).clients]
+    assert chosen == again != other
+    assert len(set(chosen)) == 8
+
+
+def test_labels_in_the_table_and_in_one_place() -> None:
+    federation = make(partition="classes:2", clients=3, labelled_per_client=5, client_test=0)
+    header, rows = class_table(federation)
+    assert header == ["client", "samples", "0", "1", "2", "3", "unlabelled", "own test"]
+    assert [row[1] for row in rows] == [5, 5, 5]
+    assert sum(row[6] for row in rows) == COUNT - 15
+    pooled = federation.pooled()
+    assert numbers(pooled.clients[0].unlabelled) == [n for c in federation.clients for n in numbers(c.unlabelled)]
+    assert set(pooled.clients[0].unlabelled.labels.tolist()) == {-1}
+    assert [len(client.unlabelled) for client in pooled.clients] == [COUNT - 15, 0, 0]
+    assert [len(client.train) for client in pooled.clients] == [15, 0, 0]
+
+
+def test_fingerprint_sees_labels_that_are_gone() -> None:
+    prints = {make(labelled_per_client=number).fingerprint for number in (None, 5, 6)}
+    assert len(prints) == 3
+    # also what the samples without labels are, and nothing where there are none
+    moved = (INPUTS * 2, *DATA[1:])
+    assert make(moved, labelled_per_client=5).fingerprint not in prints
+    assert make(labelled_per_client=COUNT).fingerprint == make().fingerprint
+
+
+@pytest.mark.parametrize("number", [0, -1, 1.5, "many", True])
+def test_labels_for_a_number_that_is_none(number: Any) -> None:
+    with pytest.raises(
+        FedfillError, match=f"^labelled_per_client: found {number!r}, but a whole number of at least 1 is needed$"
+    ):
+        make(labelled_per_client=number)
+
+
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [

@@ -149,20 +149,63 @@ def test_a_home_folder_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def assert_same(found: ClientData, given: ClientData) -> None:
-    for one, other in ((found.train, given.train), (found.test, given.test)):
+    for one, other in (
+        (found.train, given.train),
+        (found.test, given.test),
+        (found.unlabelled, given.unlabelled),
+    ):
         assert one.inputs.dtype == other.inputs.dtype
         assert torch.equal(one.inputs, other.inputs)
         assert torch.equal(one.labels, other.labels)
 
 
+@pytest.mark.parametrize("labelled", [None, 12])
 @pytest.mark.parametrize("client_test", [0.0, 0.2])
-def test_what_a_rehearsal_saves_is_what_its_hosts_read(tmp_path: Path, client_test: float) -> None:
-    federation = federate("digits", fraction=0.1, clients=3, seed=0, partition="dirichlet:0.3", client_test=client_test)
+def test_what_a_rehearsal_saves_is_what_its_hosts_read(
+    tmp_path: Path, client_test: float, labelled: int | None
+) -> None:
+    federation = federate(
+        "digits", fraction=0.1, clients=3, seed=0, partition="dirichlet:0.3", client_test=client_test, labelled_per_client=labelled
+    )  # fmt: skip
     task = Task.of(federation)
     assert task == replace(task, **{k: tuple(v) if isinstance(v, list) else v for k, v in task.document().items()})
     for i, given in enumerate(federation.clients):
         save_host(tmp_path / f"host{i}" / "data", given)
-        assert_same(load_host(tmp_path / f"host{i}" / "data", "safetensors", task, client=i, share=client_test), given)
+        found = load_host(
+            tmp_path / f"host{i}" / "data", "safetensors", task, client=i, share=client_test, labelled=labelled
+        )
+        assert_same(found, given)
+        assert (len(found.unlabelled) > 0) == (labelled is not None)
+
+
+def test_a_host_keeps_the_labels_that_a_simulation_keeps(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"fraction": 0.1, "clients": 3, "seed": 4, "partition": "iid"}
+    task = Task.of(federate("digits", **options))
+    for i, given in enumerate(federate("digits", **options).clients):
+        save_host(tmp_path / f"{i}", given)
+        found = load_host(tmp_path / f"{i}", "safetensors", task, client=i, share=0.1, labelled=15, seed=4)
+        assert_same(found, federate("digits", **options, labelled_per_client=15).clients[i])
+
+
+def test_a_host_holds_its_own_test_split_out_before_labels_go(tmp_path: Path) -> None:
+    write_images(tmp_path / "mine", pixels(40), [NAMES[k % 4] for k in range(40)])
+    whole = load_host(tmp_path / "mine", "images", TASK, client=2, share=0.3, seed=1)
+    part = load_host(tmp_path / "mine", "images", TASK, client=2, share=0.3, seed=1, labelled=6)
+    assert torch.equal(part.test.inputs, whole.test.inputs)
+    assert (len(part.train), len(part.unlabelled), len(part.test)) == (6, 22, 12)
+    assert part.unlabelled.labels.tolist() == [-1] * 22
+    pictures = [{row[0] for row in rows(samples)} for samples in (part.train, part.unlabelled, whole.train)]
+    assert pictures[0] | pictures[1] == pictures[2]
+
+
+def test_a_host_may_bring_samples_without_labels(tmp_path: Path) -> None:
+    own = ClientData(samples_of(pixels(8), [0, 1] * 4), TASK.nothing, samples_of(pixels(5, 1), [-1] * 5))
+    save_host(tmp_path / "d", own)
+    assert_same(load_host(tmp_path / "d", "safetensors", TASK), own)
+    part = load_host(tmp_path / "d", "safetensors", TASK, labelled=2)
+    assert part.train.counts(2) == [1, 1]
+    assert torch.equal(part.unlabelled.inputs[:5], own.unlabelled.inputs)
+    assert part.unlabelled.labels.tolist() == [-1] * 11
 
 
 def test_an_empty_test_split_that_was_saved_stays_empty(tmp_path: Path, random_samples: Callable[..., Samples]) -> None:
@@ -310,6 +353,11 @@ LABELS = torch.tensor([0, 1, 3])
             {"inputs": IMAGES, "labels": LABELS, "test_inputs": IMAGES[..., :4], "test_labels": LABELS},
             r"samples of shape \[1, 4, 4\]",
         ),
+        (
+            {"inputs": IMAGES, "labels": LABELS, "unlabelled_inputs": IMAGES[..., :4]},
+            r"unlabelled_inputs in '.*' holds torch.uint8 samples of shape \[1, 4, 4\]",
+        ),
+        ({"inputs": IMAGES, "labels": LABELS, "unlabelled_inputs": IMAGES[0, 0, 0, 0]}, r"samples of shape \[\]"),
     ],
 )
 def test_tensors_that_do_not_fit(tmp_path: Path, tensors: dict[str, torch.Tensor], sentence: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any
 
@@ -21,6 +22,7 @@ from fedfill.data.partitions import (
     from_partitioner,
     hold_out,
     iid,
+    keep_labels,
     multimodal,
     parse,
     partition,
@@ -499,6 +501,51 @@ def test_hold_out_by_hand_and_nested() -> None:
     assert np.bincount(labels[held], minlength=3).tolist() == [1, 1, 0]
     more_kept, _ = hold_out(labels, 0.6, np.random.default_rng(0))
     assert set(more_kept) < set(kept)
+
+
+def test_kept_labels_by_hand() -> None:
+    labels = np.array([2, 0, 0, 1, 0, 0, 1, 0, 0, 1])  # six, three and one
+    found = {
+        number: np.bincount(labels[keep_labels(labels, number, np.random.default_rng(0))[0]], minlength=3).tolist()
+        for number in range(1, 13)
+    }
+    # one of each, the largest class first; then 6/3 = 2, 6/5 = 1.2, 3/3 = 1, 6/7, 6/9, 3/5, 6/11
+    assert list(found.values()) == [
+        [1, 0, 0], [1, 1, 0], [1, 1, 1], [2, 1, 1], [3, 1, 1], [3, 2, 1],
+        [4, 2, 1], [5, 2, 1], [5, 3, 1], [6, 3, 1], [6, 3, 1], [6, 3, 1],
+    ]  # fmt: skip
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    labels=st.lists(st.integers(0, 6), min_size=1, max_size=80).map(lambda values: np.array(values, np.int64)),
+    number=st.integers(1, 90),
+    seed=st.integers(0, 100),
+)
+def test_kept_labels_follow_the_classes_sizes(labels: NDArray[np.int64], number: int, seed: int) -> None:
+    kept, others = keep_labels(labels, number, np.random.default_rng(seed))
+    assert_covers([kept, others], len(labels))
+    assert len(kept) == min(number, len(labels))
+    sizes, seats = np.bincount(labels, minlength=7), np.bincount(labels[kept], minlength=7)
+    present = np.flatnonzero(sizes)
+    if len(kept) < len(present):
+        assert seats.max() == 1
+        assert sizes[seats == 1].min() >= max(sizes[seats == 0])
+        return
+    assert seats[present].min() >= 1
+    # nobody has a seat beyond its first to which another class has a better claim
+    for rich, poor in itertools.permutations(present, 2):
+        if seats[rich] > 1 and seats[poor] < sizes[poor]:
+            assert sizes[rich] / (2 * seats[rich] - 1) >= sizes[poor] / (2 * seats[poor] + 1)
+    fewer, _ = keep_labels(labels, max(1, number // 2), np.random.default_rng(seed))
+    assert set(fewer) <= set(kept)
+
+
+def test_chance_decides_which_labels_are_kept() -> None:
+    labels = np.arange(40) % 4
+    kept = [keep_labels(labels, 1, np.random.default_rng(seed))[0][0] for seed in range(60)]
+    assert {int(labels[position]) for position in kept} == {0, 1, 2, 3}
+    assert len(set(kept)) > 20
 
 
 @pytest.mark.parametrize("kind", ["IidPartitioner", "DirichletPartitioner", "LinearPartitioner"])

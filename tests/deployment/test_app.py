@@ -266,6 +266,22 @@ def test_a_host_brings_its_data_and_secret_noise(app: Path, data: dict[str, Any]
     assert not site(app, client=1, noise="seed", **data).secret
 
 
+def test_a_host_keeps_as_many_labels_as_the_experiment_says(
+    app: Path, data: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    semi = init_app(tmp_path / "semi", "fedavg", clients=2, rounds=3, local_epochs=1, labelled_per_client=12)
+    whole, part = site(app, client=1, **data).data, site(semi, client=1, **data).data
+    assert (len(whole.train), len(whole.unlabelled)) == (40, 0)
+    assert (len(part.train), len(part.unlabelled)) == (12, 28)
+    assert read_app(semi / PACKAGE).digest != read_app(app / PACKAGE).digest
+    divided = arrange("fedavg", data="digits", partition="iid", model="auto", clients=2, labelled_per_client=12)
+    for i, client in enumerate(divided.federation.clients):
+        own = site(semi, **{"partition-id": i, "num-partitions": 2}).data
+        assert torch.equal(own.train.inputs, client.train.inputs)
+        assert torch.equal(own.unlabelled.inputs, client.unlabelled.inputs)
+
+
 def test_a_host_of_a_rehearsal_may_take_a_part_of_a_known_data_set(
     app: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,7 +6,7 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -336,6 +336,18 @@ class Program(Algorithm):
             [client.id, client.round, client.classes, len(client.data), client.model(client.initial).training]
         )
 
+    @client_handler
+    async def unlabelled(self, client: Client, ask: Ask) -> Answer:
+        samples = client.unlabelled
+        labels = sorted(set(samples.labels.tolist()))
+        return Answer([len(samples), samples.inputs.sum().item(), list(samples.inputs.shape), labels, len(client.data)])
+
+    @client_handler
+    async def write_unlabelled(self, client: Client, ask: Ask) -> Answer:
+        if client.id in ask.listed:
+            client.unlabelled.inputs.zero_()
+        return Answer(client.id)
+
     async def unmarked(self, client: Client, ask: Ask) -> Answer:
         return Answer(client.id)
 
@@ -423,6 +435,27 @@ def test_a_client_sees_itself_and_its_round(start: Start, three: Federation) -> 
     server.begin(4)
     replies = server.call(ALL, P.sees, Ask())
     assert [replies[i].value for i in ALL] == [[i, 4, 5, i + 1, False] for i in ALL]
+
+
+@pytest.fixture(scope="module")
+def half(three: Federation) -> Federation:
+    """The clients of `three`, and two points without a label for client 0, three for client 2."""
+    points = {0: torch.tensor([[10.0], [20.0]]), 2: torch.tensor([[1.0], [2.0], [4.0]])}
+    given = {i: Samples(inputs, torch.full((len(inputs),), -1)) for i, inputs in points.items()}
+    clients = (replace(client, unlabelled=given.get(i)) for i, client in enumerate(three.clients))
+    return replace(three, clients=tuple(clients))
+
+
+def test_a_client_sees_its_samples_without_labels(start: Start, half: Federation) -> None:
+    server, _ = start(P, half)
+    found = {i: reply.value for i, reply in server.call(ALL, P.unlabelled, Ask()).items()}
+    assert found == {0: [2, 30.0, [2, 1], [-1], 1], 1: [0, 0.0, [0, 1], [], 2], 2: [3, 7.0, [3, 1], [-1], 3]}
+
+
+def test_samples_without_labels_cannot_be_changed(start: Start, half: Federation) -> None:
+    server, _ = start(P, half)
+    with mistake(server, "'write_unlabelled' wrote into a received message, its data"):
+        server.call(ALL, P.write_unlabelled, Ask(listed=[2]))
 
 
 # State

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from fedfill.data import partitions, sources
-from fedfill.data.partitions import Indices, Partitioner, hold_out
+from fedfill.data.partitions import Indices, Partitioner, hold_out, keep_labels
 from fedfill.data.samples import Samples
 from fedfill.data.sources import Source
 from fedfill.errors import FedfillError
@@ -24,12 +24,35 @@ class ClientData:
     """What one client holds.
 
     Attributes:
-        train: The samples that it trains on, at least one.
+        train: The labelled samples that it trains on, at least one.
         test: Its own test split; may be empty.
+        unlabelled: Samples whose labels nobody knows; may be empty, and is where nothing is given.
     """
 
     train: Samples
     test: Samples
+    unlabelled: Samples = None  # type: ignore[assignment]  # never None: what is empty has train's shape
+
+    def __post_init__(self) -> None:
+        """Fill in what was not given."""
+        if self.unlabelled is None:
+            object.__setattr__(self, "unlabelled", self.train[:0])
+
+    def with_labels(self, number: int | None, stream: np.random.Generator) -> ClientData:
+        """The same client, of whose training samples no more than some keep their labels.
+
+        Args:
+            number: How many, stratified by class (see `keep_labels`); None: all.
+            stream: Where the draws come from.
+
+        Returns:
+            The client; the others of its training samples are unlabelled, behind those that were.
+        """
+        if number is None or len(self.train) <= number:
+            return self
+        kept, others = keep_labels(self.train.labels.numpy(), number, stream)
+        unlabelled = self.unlabelled + _take(self.train, others).unlabelled()
+        return replace(self, train=_take(self.train, kept), unlabelled=unlabelled)
 
 
 @dataclass(frozen=True)
@@ -69,21 +92,16 @@ class Federation:
         return Samples(torch.zeros(1, *inputs.shape[1:], dtype=inputs.dtype), torch.zeros(1, dtype=torch.int64))
 
     def pooled(self) -> Federation:
-        """The same data in one place: client 0 holds all training samples, everybody keeps its own test split."""
-        train = self.clients[0].train
-        every = Samples(
-            *(
-                torch.cat(tensors)
-                for tensors in zip(*((c.train.inputs, c.train.labels) for c in self.clients), strict=True)
-            )
-        )
-        clients = tuple(ClientData(every if not i else train[:0], c.test) for i, c in enumerate(self.clients))
+        """The same data in one place: client 0 holds all samples but the own test splits, which everybody keeps."""
+        train, unlabelled = (_joined([getattr(c, part) for c in self.clients]) for part in ("train", "unlabelled"))
+        first, *others = self.clients
+        clients = (replace(first, train=train, unlabelled=unlabelled), *(ClientData(train[:0], c.test) for c in others))
         note = "The training samples of all clients are pooled."
         return replace(self, clients=clients, notes=(*self.notes, note))
 
     @property
     def counts(self) -> list[list[int]]:
-        """For each client, how many training samples of each class it holds."""
+        """For each client, how many labelled training samples of each class it holds."""
         return [client.train.counts(self.classes) for client in self.clients]
 
 
@@ -96,6 +114,7 @@ def federate(
     clients: int | None = None,
     seed: int,
     client_test: float = 0.1,
+    labelled_per_client: int | None = None,
 ) -> Federation:
     """Load a data set and divide it among clients.
 
@@ -111,6 +130,8 @@ def federate(
         clients: How many clients; for a list or a partitioner None, or the number that it has.
         seed: The experiment's seed.
         client_test: The share of each client's samples, stratified by class, that becomes its own test split, 0..0.5.
+        labelled_per_client: How many of each client's training samples keep their labels, at least 1, stratified by class;
+            None: all.
 
     Returns:
         The federation.
@@ -122,9 +143,13 @@ def federate(
         raise FedfillError(f"data_fraction: found {fraction}, but a number above 0 and up to 1 is needed")
     if not 0 <= client_test <= 0.5:
         raise FedfillError(f"client_test: found {client_test}, but a share from 0 to 0.5 is needed")
+    if labelled_per_client is not None and (type(labelled_per_client) is not int or labelled_per_client < 1):
+        raise FedfillError(
+            f"labelled_per_client: found {labelled_per_client!r}, but a whole number of at least 1 is needed"
+        )
     source = sources.load(data, data_dir) if isinstance(data, str) else sources.from_python(data)
     if isinstance(source, list):
-        return _given(source, fraction, clients, seed)
+        return _given(source, fraction, clients, seed, labelled_per_client)
     train = _part(source.train, fraction, numpy_stream(seed, "fraction"))
     parts, how = _divide(partition, train.labels.numpy(), clients, seed)
     members = []
@@ -145,7 +170,7 @@ def federate(
             f"Each client keeps {client_test:.0%} of its samples as its own test split, stratified by class"
             + (f"; too few for one: {without:,} of {len(members):,} clients." if without else ".")
         )
-    return _federation(source.name, members, source.test, source.class_names, notes)
+    return _federation(source.name, members, source.test, source.class_names, notes, labelled_per_client, seed)
 
 
 def class_table(federation: Federation) -> tuple[list[str], list[list[int]]]:
@@ -155,18 +180,21 @@ def class_table(federation: Federation) -> tuple[list[str], list[list[int]]]:
         federation: The federation.
 
     Returns:
-        The header (client, samples, every class, own test) and one row of numbers per client; samples and classes count
-        training samples.
+        The header (client, samples, every class, unlabelled where there are any, own test) and one row of numbers per
+        client; samples and classes count labelled training samples.
     """
-    header = ["client", "samples", *federation.class_names, "own test"]
+    some = any(len(client.unlabelled) for client in federation.clients)
+    header = ["client", "samples", *federation.class_names, *["unlabelled"] * some, "own test"]
     rows = [
-        [index, len(client.train), *counts, len(client.test)]
+        [index, len(client.train), *counts, *[len(client.unlabelled)] * some, len(client.test)]
         for index, (client, counts) in enumerate(zip(federation.clients, federation.counts, strict=True))
     ]
     return header, rows
 
 
-def _given(given: list[Source], fraction: float, clients: int | None, seed: int) -> Federation:
+def _given(
+    given: list[Source], fraction: float, clients: int | None, seed: int, labelled_per_client: int | None
+) -> Federation:
     """The federation of data sets that are given for each client."""
     if clients is not None and clients != len(given):
         raise FedfillError(f"clients: found {clients}, but the list holds {len(given)} data sets, one per client")
@@ -200,7 +228,7 @@ def _given(given: list[Source], fraction: float, clients: int | None, seed: int)
     if fraction < 1:
         notes.append(f"Data fraction {fraction:g} of each client's training samples, stratified by class.")
     name = "+".join(dict.fromkeys(source.name for source in given))
-    return _federation(name, members, test, class_names, notes)
+    return _federation(name, members, test, class_names, notes, labelled_per_client, seed)
 
 
 def _divide(
@@ -238,11 +266,26 @@ def _take(samples: Samples, index: Indices) -> Samples:
     return Samples(torch.from_numpy(samples.inputs.numpy()[index]), torch.from_numpy(samples.labels.numpy()[index]))
 
 
+def _joined(parts: list[Samples]) -> Samples:
+    return Samples(torch.cat([part.inputs for part in parts]), torch.cat([part.labels for part in parts]))
+
+
 def _federation(
-    name: str, members: list[ClientData], test: Samples, class_names: tuple[str, ...], notes: list[str]
-) -> Federation:
+    name: str, members: list[ClientData], test: Samples, class_names: tuple[str, ...], notes: list[str],
+    labelled_per_client: int | None, seed: int,
+) -> Federation:  # fmt: skip
+    if labelled_per_client is not None:
+        few, before = sum(len(m.train) < labelled_per_client for m in members), sum(len(m.train) for m in members)
+        members = [m.with_labels(labelled_per_client, numpy_stream(seed, "labelled", i)) for i, m in enumerate(members)]
+        notes.append(
+            f"Labelled: {sum(len(m.train) for m in members):,} of {before:,} training samples, {labelled_per_client:,} for each "
+            "client, stratified by class"
+            + (f"; fewer samples than that, all labelled: {few:,} of {len(members):,} clients." if few else ".")
+        )
     digest = hashlib.sha256("\n".join(class_names).encode())
-    for samples in (test, *(part for member in members for part in (member.train, member.test))):
+    # what is empty is left out
+    parts = (part for m in members for part in (m.train, m.test, *([m.unlabelled] if len(m.unlabelled) else [])))
+    for samples in (test, *parts):
         _hash(samples, digest.update)
     return Federation(name, tuple(members), test, class_names, tuple(notes), digest.hexdigest())
 

@@ -13,14 +13,14 @@ from safetensors import SafetensorError
 from fedfill.data import sources
 from fedfill.data.federation import ClientData, Federation
 from fedfill.data.partitions import hold_out
-from fedfill.data.samples import Samples
+from fedfill.data.samples import UNKNOWN, Samples
 from fedfill.errors import FedfillError, did_you_mean
 from fedfill.streams import numpy_stream
 
 FORMATS = {
     "parquet": "a folder with train*.parquet, and perhaps test*.parquet",
     "images": "a folder with a folder of images for each class, or with train and test folders of these",
-    "safetensors": "a file with the tensors inputs and labels, and perhaps test_inputs and test_labels",
+    "safetensors": "a file with the tensors inputs and labels, and perhaps test_inputs with test_labels, and unlabelled_inputs",
 }
 DTYPES = {"uint8": torch.uint8, "float32": torch.float32}
 
@@ -103,6 +103,7 @@ def load_host(
     setting: str = "data",
     client: int = 0,
     share: float = 0.0,
+    labelled: int | None = None,
     seed: int = 0,
 ) -> ClientData:
     """What a host holds.
@@ -115,10 +116,12 @@ def load_host(
         client: The host's number.
         share: Share of each class that is kept as the host's own test split where the data bring none; with 0 they need
             none, and what they bring is not used.
+        labelled: How many of the training samples keep their labels; None: all. Samples that the data bring without
+            labels come on top.
         seed: Of the experiment.
 
     Returns:
-        Training samples and the own test split.
+        Training samples, the own test split, and samples without labels.
 
     Raises:
         FedfillError: Where there is nothing, or it doesn't fit the task.
@@ -131,15 +134,16 @@ def load_host(
     if form != "safetensors" and not place.is_dir():
         raise FedfillError(f"{setting}: '{place}' is no folder; it should be {FORMATS[form]}")
     if form == "safetensors":
-        train, test = _read_safetensors(place, task, setting)
+        train, test, unlabelled = _read_safetensors(place, task, setting)
     else:
-        train, test = _read_folder(place, task, setting)
+        train, test, unlabelled = (*_read_folder(place, task, setting), task.nothing)
     if not len(train):
         raise FedfillError(f"{setting}: '{place}' holds no samples; a host needs at least one")
-    if test is not None or not share:
-        return ClientData(train, test if test is not None and share else task.nothing)
-    kept, held = hold_out(train.labels.numpy(), share, numpy_stream(seed, "client-test", client))
-    return ClientData(train[torch.from_numpy(kept)], train[torch.from_numpy(held)])
+    if test is None and share:
+        kept, held = hold_out(train.labels.numpy(), share, numpy_stream(seed, "client-test", client))
+        train, test = train[torch.from_numpy(kept)], train[torch.from_numpy(held)]
+    own = ClientData(train, test if test is not None and share else task.nothing, unlabelled)
+    return own.with_labels(labelled, numpy_stream(seed, "labelled", client))
 
 
 def save_host(path: Path, data: ClientData) -> None:
@@ -147,22 +151,22 @@ def save_host(path: Path, data: ClientData) -> None:
 
     Args:
         path: The file.
-        data: Samples; an own test split is written even where it is empty.
+        data: Samples; an own test split is written even where it is empty, samples without labels where there are any.
     """
+    tensors = {
+        "inputs": data.train.inputs.contiguous(),
+        "labels": data.train.labels.contiguous(),
+        # copies: the parts may be views of one tensor, which safetensors refuses
+        "test_inputs": data.test.inputs.clone(memory_format=torch.contiguous_format),
+        "test_labels": data.test.labels.clone(),
+    }
+    if len(data.unlabelled):
+        tensors["unlabelled_inputs"] = data.unlabelled.inputs.clone(memory_format=torch.contiguous_format)
     path.parent.mkdir(parents=True, exist_ok=True)
-    safetensors.torch.save_file(
-        {
-            "inputs": data.train.inputs.contiguous(),
-            "labels": data.train.labels.contiguous(),
-            # copies: both parts may be views of one tensor, which safetensors refuses
-            "test_inputs": data.test.inputs.clone(memory_format=torch.contiguous_format),
-            "test_labels": data.test.labels.clone(),
-        },
-        path,
-    )
+    safetensors.torch.save_file(tensors, path)
 
 
-def _read_safetensors(path: Path, task: Task, setting: str) -> tuple[Samples, Samples | None]:
+def _read_safetensors(path: Path, task: Task, setting: str) -> tuple[Samples, Samples | None, Samples]:
     try:
         tensors = safetensors.torch.load_file(path)
     except (OSError, SafetensorError) as error:
@@ -185,7 +189,11 @@ def _read_safetensors(path: Path, task: Task, setting: str) -> tuple[Samples, Sa
             raise FedfillError(f"{setting}: {prefix}labels in '{path}' go beyond the {len(task.class_names)} classes")
         parts.append(_fitting(Samples(inputs, labels), task, f"{setting}: '{path}'"))
     train, test = parts
-    return train or task.nothing, test
+    unlabelled = task.nothing
+    if (inputs := tensors.get("unlabelled_inputs")) is not None:
+        without = torch.full(inputs.shape[:1], UNKNOWN)
+        unlabelled = _fitting(Samples(inputs, without), task, f"{setting}: unlabelled_inputs in '{path}'")
+    return train or task.nothing, test, unlabelled
 
 
 def _read_folder(path: Path, task: Task, setting: str) -> tuple[Samples, Samples | None]:

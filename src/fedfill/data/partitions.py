@@ -450,6 +450,30 @@ def hold_out(labels: NDArray[Any], share: float, rng: np.random.Generator) -> tu
     return np.setdiff1d(np.arange(len(labels)), out, assume_unique=True), out
 
 
+def keep_labels(labels: NDArray[Any], number: int, rng: np.random.Generator) -> tuple[Indices, Indices]:
+    """A stratified choice of the samples that keep their labels: one of each class first, then by the classes' sizes.
+
+    The seats beyond the first of each class go to the highest averages (Sainte-Lague); chance decides between equals. Where
+    `number` is smaller than the number of classes, the largest have one sample each.
+
+    Args:
+        labels: ``[n]`` integers.
+        number: How many keep theirs, at least 1; all, where there are no more. From one state of `rng`, a larger number keeps
+            what a smaller keeps.
+        rng: Where the draws come from.
+
+    Returns:
+        Sorted int64 positions: those that keep their labels, and the others.
+    """
+    order = rng.permutation(len(labels))
+    _, owner, sizes = np.unique(labels[order], return_inverse=True, return_counts=True)
+    # a sample's place in its shuffled class, 0, 1, ..., says which of the class's seats it would take
+    place = np.empty(len(labels), np.int64)
+    place[np.argsort(owner, kind="stable")] = np.arange(len(labels)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    ranked = np.lexsort((-sizes[owner] / (2 * place + 1), place > 0))  # by the last key first; equals stay shuffled
+    return np.sort(order[ranked[:number]]), np.sort(order[ranked[number:]])
+
+
 def _checked(labels: NDArray[Any], clients: int) -> Indices:
     labels = np.asarray(labels)
     if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):

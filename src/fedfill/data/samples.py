@@ -9,14 +9,17 @@ from torch import Tensor
 
 from fedfill.tree import Record
 
+UNKNOWN = -1
+"""In the place of a label that nobody knows."""
+
 
 @dataclass(frozen=True)
 class Samples(Record):
-    """Labelled samples.
+    """Samples with their labels.
 
     Attributes:
         inputs: ``[n, channels, height, width]`` uint8 images, or any float tensor with n in front.
-        labels: ``[n]`` int64 class indices.
+        labels: ``[n]`` int64 class indices; `UNKNOWN` where a sample has none.
     """
 
     inputs: Tensor
@@ -54,6 +57,10 @@ class Samples(Record):
     def to(self, device: torch.device | str) -> Samples:
         """The samples on `device`."""
         return Samples(self.inputs.to(device), self.labels.to(device))
+
+    def unlabelled(self) -> Samples:
+        """The same inputs, without the labels."""
+        return Samples(self.inputs, torch.full_like(self.labels, UNKNOWN))
 
     def counts(self, classes: int) -> list[int]:
         """How many samples there are of each of `classes` classes."""

@@ -233,8 +233,9 @@ def _site(prepared: Prepared, task: Task, context: flower.Context) -> flower.Sit
         raise FedfillError(f"noise: found '{config['noise']}'; allowed: secret, seed")
     if config["data"]:
         data = load_host(
-            config["data"], config["format"], task, client=client, share=experiment.client_test, seed=experiment.seed
-        )
+            config["data"], config["format"], task, client=client, share=experiment.client_test,
+            labelled=experiment.labelled_per_client, seed=experiment.seed,
+        )  # fmt: skip
     elif rehearsed:
         data = _divided(experiment, config["num-partitions"], client)
     else:

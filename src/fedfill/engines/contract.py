@@ -84,12 +84,12 @@ class State:
 
 
 class Client:
-    """What a handler sees of its client; all but the last four arguments are attributes.
+    """What a handler sees of its client; all but `seed`, `resident`, `check` and `secret` are attributes.
 
     Args:
         id: The client's number, 0..clients-1.
         round: The current round.
-        data: The client's training samples; they never leave it.
+        data: The client's labelled training samples; they never leave it.
         classes: Number of classes of the task.
         state: What this client keeps between rounds.
         initial: The experiment's initial weights, which every party can make from the seed: they cost no bytes.
@@ -97,6 +97,7 @@ class Client:
         resident: Loads weights into the worker's model.
         check: Raises where what runs is no longer wanted.
         secret: Makes a stream of noise that nobody else can follow; None: noise comes from the seed.
+        unlabelled: The client's samples without labels; None: it has none, and the attribute is empty.
     """
 
     def __init__(
@@ -112,10 +113,12 @@ class Client:
         resident: Callable[[Weights], nn.Module],
         check: Callable[[], None] = lambda: None,
         secret: Callable[[str], torch.Generator] | None = None,
+        unlabelled: Samples | None = None,
     ) -> None:
         self.id = id
         self.round = round
         self.data = data
+        self.unlabelled = data[:0] if unlabelled is None else unlabelled
         self.classes = classes
         self.state = state
         self.initial = initial

@@ -605,8 +605,13 @@ class _Office:
 
     @functools.cached_property
     def train(self) -> Samples:
-        """Its training samples."""
+        """Its labelled training samples."""
         return self.site.data.train.to(self.site.device)
+
+    @functools.cached_property
+    def unlabelled(self) -> Samples:
+        """Its samples without labels."""
+        return self.site.data.unlabelled.to(self.site.device)
 
     @functools.cached_property
     def host(self) -> Host:
@@ -657,7 +662,9 @@ def _run(handler: str, kind: Any, office: _Office, message: Tree, words: dict[st
         state, before = _stored(kept, run, t, words.get("begun"))
         anew = kept is not None and kept.run != run
         state = tree.to(state, site.device)
-        outcome, new = office.host.serve(office.resident, handler, site.client, office.train, state, message, t)
+        outcome, new = office.host.serve(
+            office.resident, handler, site.client, office.train, office.unlabelled, state, message, t
+        )
         office.host.check(handler)
         if outcome.error is not None:
             log.warning("'%s' failed", handler, exc_info=outcome.error)

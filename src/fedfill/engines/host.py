@@ -102,6 +102,7 @@ class Host:
         handler: str,
         i: int,
         data: Samples,
+        unlabelled: Samples,
         state: Tree,
         message: Message,
         t: int,
@@ -112,7 +113,8 @@ class Host:
             resident: The worker's model.
             handler: Name of a method of the algorithm.
             i: The client.
-            data: Its training samples.
+            data: Its labelled training samples.
+            unlabelled: Its samples without labels.
             state: Its committed state; None: it has none yet.
             message: What the server sent.
             t: The round.
@@ -124,7 +126,7 @@ class Host:
         function = getattr(self._program, handler)
         message = tree.copy(message)
         own = State(tree.copy(state or self._program.client_state()))
-        given = (message, data.inputs, data.labels)
+        given = (message, data, unlabelled)
         untouched = tree.Unchanged((given, own.tree()))
 
         def secret(purpose: str) -> torch.Generator:
@@ -143,6 +145,7 @@ class Host:
             resident=resident.load,
             check=resident.check,
             secret=secret if self._secret is not None else None,
+            unlabelled=unlabelled,
         )
         late = Lost(f"took longer than reply_timeout={self._timeout} s")
         resident.deadline = time.monotonic() + self._timeout if self._timeout is not None else float("inf")

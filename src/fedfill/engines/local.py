@@ -95,6 +95,7 @@ class LocalEngine:
         self._program = program
         self._classes = federation.classes
         self._data = [client.train.to(device) for client in federation.clients]
+        self._unlabelled = [client.unlabelled.to(device) for client in federation.clients]
         self._test = federation.test.to(device)
         own = [client.test for client in federation.clients]
         self._own = Samples(torch.cat([s.inputs for s in own]), torch.cat([s.labels for s in own])).to(device)
@@ -136,7 +137,7 @@ class LocalEngine:
                     return
                 for i in groups[group]:
                     outcome, state = self._host.serve(
-                        resident, handler, i, self._data[i], self._states.get(i), messages[i], t
+                        resident, handler, i, self._data[i], self._unlabelled[i], self._states.get(i), messages[i], t
                     )
                     if state:
                         self._states[i] = state

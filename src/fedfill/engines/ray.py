@@ -95,13 +95,21 @@ class _Setup:
 
 
 @dataclass(frozen=True)
-class _Group:
-    """The training samples of a group's clients, one after the other."""
+class _Stack:
+    """The samples of some clients, one after the other."""
 
-    clients: tuple[int, ...]
     sizes: tuple[int, ...]
     inputs: Array
     labels: Array
+
+
+@dataclass(frozen=True)
+class _Group:
+    """What a group's clients hold."""
+
+    clients: tuple[int, ...]
+    train: _Stack
+    unlabelled: _Stack
 
 
 @dataclass(frozen=True)
@@ -205,7 +213,7 @@ class Actor:
         self._host = Host(
             setup.program, classes=setup.classes, initial=initial, seed=setup.seed, device=self._device, timeout=setup.timeout
         )  # fmt: skip
-        self._data: dict[int, dict[int, Samples]] = {}
+        self._data: dict[int, dict[int, tuple[Samples, Samples]]] = {}
         self._states: dict[int, dict[int, Tree]] = {}
         self._received: dict[int, Tree] = {}
 
@@ -221,7 +229,7 @@ class Actor:
             mine, kept = self._data[task.group], self._states[task.group]
             for i, key in task.keys.items():
                 outcome, state = self._host.serve(
-                    self._resident, task.handler, i, mine[i], kept.get(i), messages[key], task.t
+                    self._resident, task.handler, i, *mine[i], kept.get(i), messages[key], task.t
                 )
                 try:
                     committed = {i: _pack(state)} if state else {}
@@ -251,11 +259,14 @@ class Actor:
         return scored.correct.cpu().numpy(), scored.losses.cpu().numpy()
 
     def _adopt(self, group: int, data: _Group, states: Mapping[int, Bytes]) -> None:
-        samples = _in_place(data.inputs, data.labels).to(self._device)
-        ends = itertools.accumulate(data.sizes)
-        places = zip(data.clients, data.sizes, ends, strict=True)
-        self._data[group] = {i: samples[end - size : end] for i, size, end in places}
+        train, unlabelled = (self._divide(stack) for stack in (data.train, data.unlabelled))
+        self._data[group] = dict(zip(data.clients, zip(train, unlabelled, strict=True), strict=True))
         self._states[group] = {i: _unpack(state, self._device) for i, state in states.items()}
+
+    def _divide(self, stack: _Stack) -> list[Samples]:
+        samples = _in_place(stack.inputs, stack.labels).to(self._device)
+        ends = itertools.accumulate(stack.sizes)
+        return [samples[end - size : end] for size, end in zip(stack.sizes, ends, strict=True)]
 
     def _receive(self, keys: Iterable[int], packed: Iterable[Bytes]) -> dict[int, Tree]:
         """Decode what the task before did not bring already; the messages of one task are kept."""
@@ -595,13 +606,16 @@ class RayEngine:
                 for parts in zip(*((s.inputs, s.labels) for s in samples), strict=True)
             )  # type: ignore[return-value]
 
+        def stacked(samples: Sequence[Samples]) -> _Stack:
+            return _Stack(tuple(map(len, samples)), *stored(samples))
+
         self._sizes = {g: sum(len(clients[i].train) for i in members) for g, members in self._groups.items()}
         self._data = {
             group: ray.put(
                 _Group(
                     tuple(members),
-                    tuple(len(clients[i].train) for i in members),
-                    *stored([clients[i].train for i in members]),
+                    stacked([clients[i].train for i in members]),
+                    stacked([clients[i].unlabelled for i in members]),
                 )
             )
             for group, members in self._groups.items()
