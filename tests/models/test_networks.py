@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
 
 from fedfill.errors import FedfillError
 from fedfill.models.layers import Dropout, draws_from
 from fedfill.models.networks import NAMES, Classifier, ModelSettings, VAEClassifier, build
+from fedfill.models.residual import BasicBlock
 from fedfill.models.views import part, weights_of
 from fedfill.streams import torch_stream
 
@@ -163,7 +165,7 @@ def test_kinds() -> None:
 )
 @pytest.mark.parametrize("name", NAMES)
 def test_a_wrong_shape_gives_a_sentence(shape: tuple[int, ...], name: str) -> None:
-    with pytest.raises(FedfillError, match=r"^model: .*multiples of 4, found shape") as caught:
+    with pytest.raises(FedfillError, match=r"^model: .*multiples of [48], found shape") as caught:
         make(shape, name=name)
     assert "\n" not in str(caught.value)
     assert str(list(shape)) in str(caught.value)
@@ -193,8 +195,109 @@ def test_network_with_batch_norm(shape: tuple[int, ...], head: int | None) -> No
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters(), strict=True))
 
 
-def test_what_the_network_with_batch_norm_has_not() -> None:
-    with pytest.raises(FedfillError, match="cnn2bn has one shape only"):
-        make((1, 28, 28), name="cnn2bn", latent=3)
-    with pytest.raises(FedfillError, match="cnn2bn has no decoder"):
-        make((1, 28, 28), name="cnn2bn", decoder=True)
+ONE_SHAPE = ["cnn2bn", "cnn2fc", "cnn2fc-small", "resnet18"]
+
+
+@pytest.mark.parametrize("name", ONE_SHAPE)
+def test_what_networks_of_one_shape_have_not(name: str) -> None:
+    with pytest.raises(FedfillError, match=f"{name} has one shape only"):
+        make((1, 16, 16), name=name, latent=3)
+    with pytest.raises(FedfillError, match=f"{name} has no decoder"):
+        make((1, 16, 16), name=name, decoder=True)
+
+
+# The SDA-FL paper's
+
+
+@pytest.mark.parametrize("shape", [(1, 8, 8), (3, 16, 8)])
+@pytest.mark.parametrize("name", ONE_SHAPE)
+def test_parts_of_networks_of_one_shape(name: str, shape: tuple[int, ...]) -> None:
+    x = torch.rand(5, *shape) * 2 - 1
+    plain, headed = make(shape, name=name).eval(), make(shape, name=name, projection=6).eval()
+    features = {"cnn2fc": 512, "cnn2fc-small": 128, "resnet18": 512}.get(name, plain.encoder(x).shape[1])
+    assert plain.encoder(x).shape == (5, features)
+    assert float(plain.encoder(x).detach().min()) >= 0  # a ReLU comes last, or before the mean
+    assert torch.equal(plain(x), plain.classifier(plain.encoder(x)))
+    assert plain(x).shape == (5, 10)
+    assert headed.projection(headed.encoder(x)).shape == (5, 6)
+    assert headed(x).shape == (5, 10)
+    start, other = weights_of(plain), weights_of(headed)
+    assert all(torch.equal(start[k], other[k]) for k in start if k.startswith("encoder."))
+    asked = build(name, shape, 10, ModelSettings(), needs=("projection",), seed=0)
+    assert asked.projection is not None
+    assert asked.projection[-1].out_features == 256  # type: ignore[index]
+
+
+@pytest.mark.parametrize("name", ONE_SHAPE)
+def test_networks_of_one_shape_follow_the_seed_alone(name: str) -> None:
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    first = weights_of(make((1, 8, 8), name=name, seed=1))
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.manual_seed(6)
+    second, other = weights_of(make((1, 8, 8), name=name, seed=1)), weights_of(make((1, 8, 8), name=name, seed=2))
+    assert all(torch.equal(first[key], second[key]) for key in first)
+    assert all(not torch.equal(first[key], other[key]) for key in first if first[key].dim() > 1)
+
+
+def test_network_with_two_convolutions_and_two_linear_layers() -> None:
+    # 5x5 to 32, to 64; 7 * 7 * 64 = 3136 to 512, to 10
+    parts = (25 * 32 + 32) + (25 * 32 * 64 + 64) + (3136 * 512 + 512) + (512 * 10 + 10)
+    assert count(make((1, 28, 28), name="cnn2fc")) == parts == 1_663_370
+    small = (25 * 16 + 16) + (25 * 16 * 32 + 32) + (1568 * 128 + 128) + (128 * 10 + 10)
+    assert count(make((1, 28, 28), name="cnn2fc-small")) == small
+    assert channels(make((3, 8, 8), name="cnn2fc")) == [(3, 32), (32, 64)]
+    assert not layers(make((1, 8, 8), name="cnn2fc"), nn.BatchNorm2d)
+
+
+def test_residual_network_is_resnet_18() -> None:
+    def block(inputs: int, outputs: int) -> int:
+        shortcut = inputs * outputs + 2 * outputs if inputs != outputs else 0
+        return 9 * inputs * outputs + 9 * outputs * outputs + 2 * 2 * outputs + shortcut
+
+    stages = sum(block(i, o) + block(o, o) for i, o in ((64, 64), (64, 128), (128, 256), (256, 512)))
+    parts = (9 * 3 * 64 + 2 * 64) + stages + (512 * 10 + 10)
+    model = make((3, 32, 32), name="resnet18")
+    assert count(model) == parts == 11_173_962
+    kernels = [layer.kernel_size for layer in layers(model, nn.Conv2d)]
+    assert (kernels.count((3, 3)), kernels.count((1, 1))) == (17, 3)
+    assert len(layers(model, nn.BatchNorm2d)) == 20
+    assert not layers(model, nn.MaxPool2d)
+    # the front keeps the size and three of the stages halve it
+    with torch.no_grad():
+        assert model.eval().encoder[:-2](torch.zeros(1, 3, 32, 32)).shape == (1, 512, 4, 4)
+    for layer in layers(model, nn.Conv2d):
+        fan_out = layer.out_channels * layer.kernel_size[0] ** 2  # type: ignore[operator, index]
+        assert float(layer.weight.detach().std()) == pytest.approx(math.sqrt(2 / fan_out), rel=0.06)  # type: ignore[operator, union-attr]
+    with pytest.raises(FedfillError, match=r"multiples of 8, found shape \[3, 28, 32\]"):
+        make((3, 28, 32), name="resnet18")
+
+
+def test_residual_block_by_hand() -> None:
+    same, other = BasicBlock(1, 1, 1).eval(), BasicBlock(1, 2, 2).eval()
+    x = torch.tensor([[[[1.0, -2.0], [3.0, 4.0]]]])
+    with torch.no_grad():
+        for layer in layers(same, nn.Conv2d) + layers(other, nn.Conv2d):
+            nn.init.zeros_(layer.weight)  # type: ignore[arg-type]
+        assert same(x).tolist() == [[[[1, 0], [3, 4]]]]  # what comes in is added before the last ReLU
+        for layer in layers(same, nn.Conv2d):
+            layer.weight[0, 0, 1, 1] = 2.0  # type: ignore[index, operator]
+        # 2 relu(2 x) + x, but for the 1e-5 in the normalisation
+        assert same(x).flatten().tolist() == pytest.approx([5, 0, 15, 20], rel=1e-4)
+        other.shortcut[0].weight[:, 0, 0, 0] = torch.tensor([3.0, -1.0])  # type: ignore[index]
+        assert other(x).flatten().tolist() == pytest.approx([3, 0], rel=1e-4)  # of every other pixel
+
+
+@pytest.mark.parametrize("name", ["cnn2bn", "resnet18"])
+def test_training_moves_the_running_statistics_and_evaluation_leaves_them(name: str) -> None:
+    model = make((1, 8, 8), name=name)
+    x = torch.rand(4, 1, 8, 8) * 2 - 1
+    start = weights_of(model)
+    buffers = [key for key, _ in model.named_buffers()]
+    model.eval()(x)
+    assert all(torch.equal(start[key], tensor) for key, tensor in weights_of(model).items())
+    functional.cross_entropy(model.train()(x), torch.arange(4)).backward()
+    end = weights_of(model)
+    assert len(buffers) == 3 * len(layers(model, nn.BatchNorm2d))
+    assert all(not torch.equal(start[key], end[key]) for key in buffers)
+    assert all(p.grad is not None and bool(p.grad.isfinite().all()) for p in model.parameters())

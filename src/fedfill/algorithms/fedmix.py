@@ -8,6 +8,7 @@ from torch.nn import functional
 
 from fedfill.algorithms.naivemix import NaiveMix
 from fedfill.data.samples import Batch
+from fedfill.training.mixup import mixed_entropy
 
 
 class FedMix(NaiveMix):
@@ -26,4 +27,5 @@ class FedMix(NaiveMix):
         total = functional.cross_entropy(scores, batch.labels, reduction="sum")
         (slope,) = torch.autograd.grad(total, u, create_graph=True)  # [b, ...]
         towards = (slope * mean).sum() / len(batch.labels)
-        return self.mixed_entropy(scores, batch.labels, target) + (1 - self.mix) * self.mix * towards
+        mixed = mixed_entropy(scores, target.expand_as(scores), batch.labels, self.mix)
+        return mixed + (1 - self.mix) * self.mix * towards

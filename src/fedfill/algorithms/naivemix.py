@@ -15,6 +15,7 @@ from fedfill.data.samples import Batch, Samples, normalise
 from fedfill.engines.contract import Client, Message, Server, client_handler
 from fedfill.privacy.ledger import unbounded
 from fedfill.training.local import Context
+from fedfill.training.mixup import mixup_loss
 from fedfill.tree import Record, Tree, Weights
 
 
@@ -121,14 +122,8 @@ class NaiveMix(FedAvg):
         Returns:
             A scalar.
         """
-        scores = model(torch.lerp(batch.inputs, mean.expand_as(batch.inputs), self.mix))  # [b, classes]
-        return self.mixed_entropy(scores, batch.labels, target)
-
-    def mixed_entropy(self, scores: Tensor, labels: Tensor, target: Tensor) -> Tensor:
-        """(1 - lambda) CE with the labels plus lambda CE with the mean target, a scalar."""
-        own = functional.cross_entropy(scores, labels)
-        theirs = functional.cross_entropy(scores, target.expand_as(scores))
-        return torch.lerp(own, theirs, self.mix)
+        targets = target.expand(len(batch.labels), -1)  # [b, classes]
+        return mixup_loss(model, mean.expand_as(batch.inputs), targets, batch.inputs, batch.labels, self.mix)
 
 
 def group_means(data: Samples, classes: int, size: int, generator: torch.Generator) -> Means:

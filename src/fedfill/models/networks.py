@@ -1,19 +1,20 @@
-"""The networks of the papers: FedDPMS's (supplement, tables 1 and 2), as classifiers and as auto-encoders, and Fed-ZDA's.
+"""The networks of the papers: FedDPMS's (supplement, tables 1 and 2), as classifiers and as auto-encoders, Fed-ZDA's and SDA-FL's.
 
 All have the same named parts, so that a baseline and FedDPMS share every tensor that they have in common:
 
-* ``encoder``: convolutional trunk and latent layer (``encoder.mu``; with a decoder also ``encoder.logvar``),
+* ``encoder``: convolutional trunk and, in FedDPMS's networks, a latent layer (``encoder.mu``; with a decoder also ``encoder.logvar``),
 * ``classifier``: latent code to class scores,
 * ``projection``: a head between the two, as in MOON; only where an algorithm or the user asks for it,
 * ``decoder``: latent code to an image with values in (0, 1); only where an algorithm asks for it.
 
-Widths: ``paper`` follows the tables (convolution, ReLU); ``wide`` the widths of the authors' program (convolution,
-PReLU, batch norm, dropout).
+Widths of FedDPMS's: ``paper`` follows the tables (convolution, ReLU); ``wide`` the widths of the authors' program
+(convolution, PReLU, batch norm, dropout). The other networks have one shape each.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from functools import partial
 from typing import Literal
 
 import torch
@@ -22,12 +23,16 @@ from torch import Tensor, nn
 
 from fedfill.errors import FedfillError, did_you_mean
 from fedfill.models.layers import Dropout, Gaussian
+from fedfill.models.residual import resnet18
 
 NAMES = {
     "auto": "the FedDPMS paper's network for the images' shape: cnn2 for grey images, cnn4 for colour",
     "cnn2": "two 3x3 convolutions with 2x2 pooling, a latent layer, a linear classifier (supplement, FMNIST column)",
     "cnn4": "four 3x3 convolutions with 2x2 pooling, a latent layer, a linear classifier (supplement, CIFAR column)",
     "cnn2bn": "the Fed-ZDA paper's: two convolutions with batch norm and pooling, and a linear classifier; two hidden layers for colour",
+    "cnn2fc": "the SDA-FL paper's for grey images: two convolutions with pooling, a hidden layer, a linear classifier; widths of McMahan et al.",
+    "cnn2fc-small": "cnn2fc at a smaller size: 16 and 32 channels, 128 hidden units",
+    "resnet18": "the SDA-FL paper's for colour images: ResNet-18 with a 3x3 convolution in front, as usual for CIFAR",
 }
 
 
@@ -153,12 +158,13 @@ def build(
 ) -> Classifier:
     """A built-in network with its initial weights.
 
-    The parts that two variants share are made first and from the same stream, so that they start equal. Convolutions
-    and linear layers start Xavier-uniform with ReLU gain and zero bias: the paper is silent, its authors' program does so.
+    The parts that two variants share are made first and from the same stream, so that they start equal. In FedDPMS's
+    networks convolutions and linear layers start Xavier-uniform with ReLU gain and zero bias: the paper is silent, its
+    authors' program does so.
 
     Args:
         name: A name of `NAMES`.
-        shape: (channels, height, width) of one image; the sides are multiples of 4.
+        shape: (channels, height, width) of one image; the sides are multiples of 4, of 8 for ``resnet18``.
         classes: Number of classes, at least 2.
         settings: Width, latent size and activation.
         needs: Parts that the algorithm needs; ``decoder`` and ``projection`` are made on request.
@@ -172,13 +178,14 @@ def build(
     """
     if name not in NAMES:
         raise FedfillError(f"model: unknown name '{name}'; {did_you_mean(name, NAMES)}")
-    if len(shape) != 3 or min(shape) < 1 or shape[1] % 4 or shape[2] % 4 or shape[0] not in (1, 3):
+    multiple = 8 if name == "resnet18" else 4
+    if len(shape) != 3 or min(shape) < 1 or shape[1] % multiple or shape[2] % multiple or shape[0] not in (1, 3):
         raise FedfillError(
-            f"model: '{name}' takes images of 1 or 3 channels with sides that are multiples of 4, found shape {list(shape)}; "
+            f"model: '{name}' takes images of 1 or 3 channels with sides that are multiples of {multiple}, found shape {list(shape)}; "
             "give a torch.nn.Module of your own from Python"
         )
-    if name == "cnn2bn":
-        return _with_batch_norm(shape, classes, settings, needs=needs, seed=seed)
+    if name in _ENCODERS:
+        return _of_one_shape(name, shape, classes, settings, needs=needs, seed=seed)
     channels, height, width = shape
     if name == "auto":
         name = "cnn2" if channels == 1 else "cnn4"
@@ -241,38 +248,63 @@ def build(
         return VAEClassifier(encoder, classifier, decoding, projection)
 
 
-def _with_batch_norm(
-    shape: tuple[int, ...], classes: int, settings: ModelSettings, *, needs: Collection[str], seed: int
+def _of_one_shape(
+    name: str, shape: tuple[int, ...], classes: int, settings: ModelSettings, *, needs: Collection[str], seed: int
 ) -> Classifier:
-    """The network of the Fed-ZDA paper (section 4.1), with torch's initial weights: the paper is silent on these."""
-    channels, height, width = shape
+    """A network of `_ENCODERS` with a linear classifier, which starts as torch's do: the papers are silent."""
     own = {"projection": settings.projection}
     if settings != ModelSettings(**own):
         raise FedfillError(
-            "model setting: cnn2bn has one shape only, so width, latent, latent_activation and dropout don't apply; allowed: projection"
+            f"model setting: {name} has one shape only, so width, latent, latent_activation and dropout don't apply; allowed: projection"
         )
     if "decoder" in needs:
-        raise FedfillError("model: cnn2bn has no decoder; allowed for this algorithm: auto, cnn2, cnn4")
+        raise FedfillError(f"model: {name} has no decoder; allowed for this algorithm: auto, cnn2, cnn4")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        kernel, plan = (5, (16, 32)) if channels == 1 else (3, (16, 16))
-        layers: list[nn.Module] = []
-        inputs = channels
-        for outputs in plan:
-            convolution = nn.Conv2d(inputs, outputs, kernel, padding=kernel // 2)
-            # a maximum before a ReLU has the same bits as one behind it, on a quarter of the values
-            layers += [convolution, nn.BatchNorm2d(outputs), nn.MaxPool2d(2), nn.ReLU()]
-            inputs = outputs
-        layers.append(nn.Flatten())
-        features = inputs * (height // 4) * (width // 4)
-        if channels != 1:
-            layers += [nn.Linear(features, 80), nn.ReLU(), nn.Linear(80, 60), nn.ReLU()]
-            features = 60
-        encoder = nn.Sequential(*layers)
+        encoder, features = _ENCODERS[name](shape)
         projection, size = None, settings.projection or (256 if "projection" in needs else None)
         if size:
             projection = nn.Sequential(nn.Linear(features, features), nn.ReLU(), nn.Linear(features, size))
         return Classifier(encoder, nn.Linear(size or features, classes), projection)
+
+
+def _cnn2bn(shape: tuple[int, ...]) -> tuple[nn.Module, int]:
+    """The encoder of the Fed-ZDA paper (section 4.1), and how many features it gives."""
+    channels, height, width = shape
+    kernel, plan = (5, (16, 32)) if channels == 1 else (3, (16, 16))
+    layers: list[nn.Module] = []
+    inputs = channels
+    for outputs in plan:
+        convolution = nn.Conv2d(inputs, outputs, kernel, padding=kernel // 2)
+        # a maximum before a ReLU has the same bits as one behind it, on a quarter of the values
+        layers += [convolution, nn.BatchNorm2d(outputs), nn.MaxPool2d(2), nn.ReLU()]
+        inputs = outputs
+    layers.append(nn.Flatten())
+    features = inputs * (height // 4) * (width // 4)
+    if channels != 1:
+        layers += [nn.Linear(features, 80), nn.ReLU(), nn.Linear(80, 60), nn.ReLU()]
+        features = 60
+    return nn.Sequential(*layers), features
+
+
+def _cnn2fc(shape: tuple[int, ...], plan: tuple[int, int], features: int) -> tuple[nn.Module, int]:
+    """The encoder of the SDA-FL paper's network without widths (section 5.1), with those of McMahan et al. 2017 (section 3)."""
+    channels, height, width = shape
+    layers: list[nn.Module] = []
+    inputs = channels
+    for outputs in plan:
+        layers += [nn.Conv2d(inputs, outputs, 5, padding=2), nn.MaxPool2d(2), nn.ReLU()]
+        inputs = outputs
+    hidden = nn.Linear(inputs * (height // 4) * (width // 4), features)
+    return nn.Sequential(*layers, nn.Flatten(), hidden, nn.ReLU()), features
+
+
+_ENCODERS: dict[str, Callable[[tuple[int, ...]], tuple[nn.Module, int]]] = {
+    "cnn2bn": _cnn2bn,
+    "cnn2fc": partial(_cnn2fc, plan=(32, 64), features=512),
+    "cnn2fc-small": partial(_cnn2fc, plan=(16, 32), features=128),
+    "resnet18": lambda shape: (resnet18(shape[0]), 512),
+}
 
 
 def _initialise(module: nn.Module) -> None:

@@ -86,7 +86,7 @@ def require_statistics(model: nn.Module, algorithm: str) -> None:
         because = f"; {' and '.join(kinds)} keep none" if kinds else ""
         raise FedfillError(
             f"model: {algorithm} needs normalisation layers with running statistics, such as BatchNorm2d, and "
-            f"{type(model).__name__} has none{because}; allowed: --model cnn2bn, --set width=wide, or a module with such layers"
+            f"{type(model).__name__} has none{because}; allowed: --model cnn2bn or resnet18, --set width=wide, or a module with such layers"
         )
 
 

@@ -1,0 +1,70 @@
+"""Pseudo-labels: the classes that a model is sure of (SDA-FL, equation 4; FixMatch, Sohn et al. 2020)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from fedfill.data.samples import normalise
+
+
+def pseudo_labels(model: nn.Module, inputs: Tensor, tau: float, batch_size: int = 512) -> Tensor:
+    """The most probable class of each sample where its probability is above a threshold.
+
+    Args:
+        model: Any classifier; it works in evaluation mode here, and each of its layers has its own mode back afterwards.
+        inputs: As stored, ``[n, ...]``, on the model's device.
+        tau: The threshold, in 0..1.
+        batch_size: Samples that are labelled at once, at least 1.
+
+    Returns:
+        ``[n]`` int64: a class, or -1 where no probability is above `tau`.
+    """
+    # made outside inference mode: a tensor of that mode could be no loss's target
+    labels = torch.full((len(inputs),), -1, dtype=torch.int64, device=inputs.device)
+    modes = [(layer, layer.training) for layer in model.modules()]
+    model.eval()
+    try:
+        with torch.inference_mode():
+            for start in range(0, len(inputs), batch_size):
+                part = slice(start, start + batch_size)
+                probabilities, classes = model(normalise(inputs[part])).softmax(1).max(1)  # [b], [b]
+                labels[part] = torch.where(probabilities > tau, classes, -1)
+    finally:
+        for layer, training in modes:
+            layer.training = training
+    return labels
+
+
+@dataclass(frozen=True)
+class Labelling:
+    """How far pseudo-labels reach, and how good they are.
+
+    Attributes:
+        share: Of the samples that have a label, in 0..1; 0 where there are no samples.
+        counts: Labelled samples of each class.
+        accuracy: Of the labels that were given; None where none was, or where the true labels aren't known.
+    """
+
+    share: float
+    counts: list[int]
+    accuracy: float | None
+
+
+def labelling(labels: Tensor, classes: int, truth: Tensor | None = None) -> Labelling:
+    """Measures of pseudo-labels.
+
+    Args:
+        labels: As `pseudo_labels` gives them, ``[n]`` int64.
+        classes: Number of classes.
+        truth: True labels, ``[n]`` int64.
+
+    Returns:
+        Share, counts by class and accuracy.
+    """
+    known = labels >= 0
+    given = labels[known]  # [m]
+    hits = None if truth is None or not len(given) else float((given == truth[known]).double().mean())
+    return Labelling(len(given) / max(1, len(labels)), torch.bincount(given, minlength=classes).tolist(), hits)
