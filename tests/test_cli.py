@@ -570,7 +570,7 @@ def test_help_needs_no_torch() -> None:
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stderr == ""
 
 
-@pytest.mark.parametrize("command", ["run", "resume", "compare", "reproduce", "partition", "list"])
+@pytest.mark.parametrize("command", ["run", "resume", "compare", "reproduce", "measure", "partition", "list"])
 def test_help(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert command in fedfill_("--help").stdout
     assert "..." not in fedfill_("--help").stdout.split("Commands:")[1]  # no summary is cut short

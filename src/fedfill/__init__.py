@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
-__all__ = ["Experiment", "FedfillError", "Result", "__version__", "compare", "reproduce", "resume", "run"]
+__all__ = ["Experiment", "FedfillError", "Result", "__version__", "compare", "measure", "reproduce", "resume", "run"]
 
 _HOME = {
     "Experiment": "fedfill.settings",
     "FedfillError": "fedfill.errors",
     "Result": "fedfill.loop",
     "compare": "fedfill.comparison",
+    "measure": "fedfill.measuring",
     "reproduce": "fedfill.reproduction",
     "resume": "fedfill.experiment",
     "run": "fedfill.experiment",
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from fedfill.errors import FedfillError
     from fedfill.experiment import resume, run
     from fedfill.loop import Result
+    from fedfill.measuring import measure
     from fedfill.reproduction import reproduce
     from fedfill.settings import Experiment
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from fedfill.comparison import Comparison, Difference
     from fedfill.data.federation import Federation
     from fedfill.loop import OnRound, Result
+    from fedfill.measuring import Measures
 
 MOST_ROWS = 40
 READABLE = 100
@@ -363,6 +364,27 @@ def reproduce(
 
 
 @app.command()
+def measure(
+    directory: Annotated[
+        Path, typer.Argument(metavar="DIR", help="Directory of a finished run with synthetic images.")
+    ],
+    oracle: Annotated[
+        Path, typer.Option(help="Directory of a finished run on the same data, such as central's, whose model judges.")
+    ],
+    data_dir: DataDir = None,
+    device: Device = None,
+    folder: Annotated[
+        Path | None, typer.Option("--out", help="Folder of measures.json and measures.png. [default: DIR/samples]")
+    ] = None,
+) -> None:
+    """Measure how good a run's synthetic images are."""
+    with sentences():
+        from fedfill.measuring import measure as measure_images
+
+        _print_measures(measure_images(directory, oracle=oracle, data_dir=data_dir, device=device, out=folder))
+
+
+@app.command()
 def partition(
     context: typer.Context,
     data: Data = None,
@@ -672,6 +694,47 @@ def _print_comparison(comparison: Comparison) -> None:
     out.print(f"\nRun directories: {folder}/<algorithm>-seed<seed>", soft_wrap=True, markup=False)
     out.print(f"All figures: {folder}/comparison.csv", soft_wrap=True, markup=False)
     out.print(f"Pictures: {folder}/accuracy.png, {folder}/final.png", soft_wrap=True, markup=False)
+
+
+def _print_measures(measures: Measures) -> None:
+    found = measures.document
+    oracle, balance, near, frechet = (found[name] for name in ("oracle", "balance", "nearest", "frechet"))
+    out.print(
+        f"Synthetic images of {found['algorithm']} on {found['dataset']}, seed {found['seed']}, and the oracle {oracle['name']}: accuracies in "
+        "percent, the oracle's on the synthetic images, and both models' on real test images",
+        width=min(out.width, READABLE),
+    )
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    table.add_column("class", overflow="fold")
+    for column in ("images", "oracle, synthetic", f"{found['algorithm']}, real", "oracle, real"):
+        table.add_column(column, justify="right")
+    counts = balance["counts"]
+    shares = found["recognised_by_class"], found["accuracy_by_class"], oracle["accuracy_by_class"]
+    for name, count, *row in list(zip(found["class_names"], counts, *shares, strict=True))[:MOST_ROWS]:
+        table.add_row(name, f"{count:,}", *(_mean(value, None) for value in row))
+    every = (found["recognised"], found["accuracy"], oracle["accuracy"])
+    table.add_row("all", f"{sum(counts):,}", *(_mean(value, None) for value in every), style="bold")
+    out.print(table)
+    if len(counts) > MOST_ROWS:
+        _paragraph(f"... and {len(counts) - MOST_ROWS} more classes, all of them in the picture.")
+    more = Table(show_header=False)
+    more.add_row("synthetic images (of them labelled)", f"{found['samples']:,} ({balance['labelled']:.1%})")
+    more.add_row(
+        "entropy of their labels (1: balanced)", "-" if balance["entropy"] is None else _share(balance["entropy"])
+    )
+    if frechet is not None:
+        more.add_row(f"Fréchet distance to training images, n={frechet['samples']:,}", f"{frechet['synthetic']:.4g}")
+        more.add_row("the same of real test images", f"{frechet['test']:.4g}")
+    more.add_row("distance to the nearest training image: median", f"{near['median']:.4f}")
+    more.add_row("the same of real test images", f"{near['real_median']:.4f}")
+    more.add_row("nearest of all", f"{near['minimum']:.4f}")
+    more.add_row(f"share within {near['real_percentile']:.4f} (of the real ones: 1 %)", f"{near['share_below']:.1%}")
+    out.print(more)
+    if frechet is not None:
+        _paragraph(f"Features: {frechet['features']}.")
+    for note in found["notes"]:
+        _paragraph(note)
+    out.print(f"\nWritten: {measures.directory}/measures.json, measures.png", soft_wrap=True, markup=False)
 
 
 def _print_fairness(comparison: Comparison) -> None:

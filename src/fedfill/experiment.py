@@ -112,17 +112,50 @@ def resume(
                 "resume: a deployment goes on as its app says, and no option can change it; edit the app's experiment.toml"
             )
         return resubmit(folder.path, on_round)
-    document = folder.read_experiment()
+    changes |= {"workers": workers, "device": device, "data_dir": data_dir}
+    prepared = reopen(folder, data=data, partition=partition, model=model, algorithm=algorithm, **changes)
+    return launch(prepared, folder.path, on_round)
+
+
+def reopen(
+    folder: RunDirectory,
+    *,
+    setting: str = "resume",
+    data: Any = None,
+    partition: Any = None,
+    model: nn.Module | None = None,
+    algorithm: type[Algorithm] | None = None,
+    **changes: Any,
+) -> Prepared:
+    """What a run was started with, prepared again.
+
+    Args:
+        folder: The run directory.
+        setting: What an error's sentence begins with.
+        data: Again what came from Python, where it did.
+        partition: Likewise.
+        model: Likewise.
+        algorithm: Likewise.
+        **changes: Options on how and where it runs, such as ``data_dir``; None: as before.
+
+    Returns:
+        All parts, with the digest of before.
+
+    Raises:
+        FedfillError: Where the folder holds no run, or the data or the model are not the same.
+    """
+    document = folder.read_experiment(setting)
     digest, version = document.pop("digest", ""), document.pop("version", "")
     if version != __version__:
-        raise FedfillError(f"resume: {directory} was started with fedfill {version}, and this is {__version__}")
+        raise FedfillError(f"{setting}: {folder.path} was started with fedfill {version}, and this is {__version__}")
     unknown = changes.keys() - INCIDENTAL
     if unknown:
-        raise FedfillError(f"resume: '{min(unknown)}' can't be changed; allowed: {', '.join(sorted(INCIDENTAL))}")
-    changes |= {"workers": workers, "device": device, "data_dir": str(data_dir) if data_dir is not None else None}
+        raise FedfillError(f"{setting}: '{min(unknown)}' can't be changed; allowed: {', '.join(sorted(INCIDENTAL))}")
+    if changes.get("data_dir") is not None:
+        changes["data_dir"] = str(changes["data_dir"])
     document |= {key: value for key, value in changes.items() if value is not None}
     experiment = checked(Experiment, document, "option")
     prepared = prepare(experiment, data=data, partition=partition, model=model, algorithm=algorithm)
     if prepared.digest != digest:
-        raise FedfillError(f"resume: data, model or settings are not the ones that {directory} was started with")
-    return launch(prepared, folder.path, on_round)
+        raise FedfillError(f"{setting}: data, model or settings are not the ones that {folder.path} was started with")
+    return prepared

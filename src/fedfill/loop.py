@@ -220,19 +220,7 @@ def _loop(
     experiment, algorithm, federation = prepared.experiment, prepared.algorithm, prepared.federation
     engine = connect(prepared, device)
     try:
-        server = Server(
-            engine,
-            clients=len(federation.clients),
-            classes=federation.classes,
-            rounds=experiment.rounds,
-            participation=experiment.participation,
-            seed=experiment.seed,
-            initial=tree.to(prepared.initial, device),
-            resident=make_resident(prepared.model, device),
-            sample=federation.sample.to(device),
-            min_replies=experiment.min_replies,
-        )
-        server.state = State(algorithm.server_state(server.initial))
+        server = _server(prepared, engine, device)
         done, seconds, preparation = _restore(prepared, directory, server, engine, device)
         records = directory.cut_rounds(done)
         counts = federation.counts if any(map(any, federation.counts)) else None  # None: they stay with the clients
@@ -302,11 +290,8 @@ def _loop(
                 on_round(record, experiment.rounds)
 
         weights = _models(algorithm, server, engine)
-        server.begin(
-            experiment.rounds - 1
-        )  # also after a kill behind the last round: the picture's draws are that round's
         _picture(
-            algorithm.synthetic(server), federation, directory.path / "samples" / f"round-{experiment.rounds:04d}.png"
+            _images(prepared, server), federation, directory.path / "samples" / f"round-{experiment.rounds:04d}.png"
         )
         summary = summarise(prepared, server, preparation, records, seconds, engine.workers, str(device), weights)
         directory.write("summary.json", to_json(summary))
@@ -326,6 +311,58 @@ def _cost(server: Server, before: Costs, seconds: float) -> dict[str, Any]:
         "warnings": server.warnings,
         **server.notes,
     }
+
+
+def synthetic_images(prepared: Prepared, directory: RunDirectory, device: torch.device) -> Samples | None:
+    """The synthetic images of a finished run, those of which its picture shows the first.
+
+    Args:
+        prepared: What was run.
+        directory: Where it lies, with its last checkpoint.
+        device: Where they are made.
+
+    Returns:
+        What the algorithm gives, on that device.
+
+    Raises:
+        FedfillError: Where the checkpoint is another experiment's.
+    """
+    # no client is called; like a run it computes in one thread, so that the bits are the same
+    engine = LocalEngine(
+        prepared.algorithm, prepared.federation, prepared.model, prepared.initial, seed=prepared.experiment.seed,
+        device=device, workers=1,
+    )  # fmt: skip
+    try:
+        server = _server(prepared, engine, device)
+        _restore(prepared, directory, server, engine, device)
+        return _images(prepared, server)
+    finally:
+        engine.close()
+
+
+def _server(prepared: Prepared, engine: Engine, device: torch.device) -> Server:
+    """The server as it is before the first round."""
+    experiment, federation = prepared.experiment, prepared.federation
+    server = Server(
+        engine,
+        clients=len(federation.clients),
+        classes=federation.classes,
+        rounds=experiment.rounds,
+        participation=experiment.participation,
+        seed=experiment.seed,
+        initial=tree.to(prepared.initial, device),
+        resident=make_resident(prepared.model, device),
+        sample=federation.sample.to(device),
+        min_replies=experiment.min_replies,
+    )
+    server.state = State(prepared.algorithm.server_state(server.initial))
+    return server
+
+
+def _images(prepared: Prepared, server: Server) -> Samples | None:
+    # also after a kill behind the last round: the images' draws are that round's
+    server.begin(prepared.experiment.rounds - 1)
+    return prepared.algorithm.synthetic(server)
 
 
 def _machine(device: str) -> str:
@@ -354,7 +391,10 @@ def _epsilons(entries: list[dict[str, Any]]) -> dict[str, float | None]:
 
 
 def _picture(images: Samples | None, federation: Federation, path: Path) -> None:
-    if images is None or not len(images) or images.inputs.dim() != 4:
+    if images is None or images.inputs.dim() != 4:
+        return
+    images = images[images.labels >= 0]
+    if not len(images):
         return
     from fedfill.runs.pictures import image_grid  # here: matplotlib costs every start a third of a second
 

@@ -15,7 +15,16 @@ from PIL import Image
 
 from fedfill.data.samples import Samples
 from fedfill.errors import FedfillError
-from fedfill.runs.pictures import _colour, _many, _step, accuracy_bars, accuracy_curves, heat_map, image_grid
+from fedfill.runs.pictures import (
+    _colour,
+    _many,
+    _step,
+    accuracy_bars,
+    accuracy_curves,
+    class_bars,
+    heat_map,
+    image_grid,
+)  # fmt: skip
 
 
 def pixels(path: Path) -> NDArray[np.uint8]:
@@ -194,3 +203,29 @@ def test_labels_are_thinned_in_round_steps() -> None:
 
 def test_counting_words() -> None:
     assert [_many(1, "class"), _many(2, "class"), _many(1797, "sample")] == ["1 class", "2 classes", "1,797 samples"]
+
+
+def test_class_bars_are_as_high_as_their_shares(tmp_path: Path) -> None:
+    sizes = []
+    for share in (None, 0.25, 0.5, 1.0):
+        class_bars({"one": [share, 0.5], "other": [0.5, None]}, ["a", "b"], tmp_path / "bars.png", "title")
+        sizes.append(len(places(tmp_path / "bars.png", _colour(0))))
+    nothing, *shares = (size - sizes[0] for size in sizes)
+    assert nothing == 0
+    assert [size / shares[-1] for size in shares] == pytest.approx([0.25, 0.5, 1], rel=0.02)
+
+
+@pytest.mark.parametrize("classes", [1, 2, 100, 1000])
+def test_class_bars_of_any_number(tmp_path: Path, classes: int) -> None:
+    names = [f"class number {c}" for c in range(classes)]
+    class_bars({"one": [0.5] * classes, "other": [None] * classes}, names, tmp_path / "bars.png", "title")
+    height, width, _ = pixels(tmp_path / "bars.png").shape
+    assert 400 < height < 1000
+    assert 700 < width < 2800
+
+
+@pytest.mark.parametrize(("bars", "names"), [({}, ["a"]), ({"one": [0.5]}, ["a", "b"]), ({"one": []}, [])])
+def test_class_bars_of_nonsense(tmp_path: Path, bars: dict[str, list[float]], names: list[str]) -> None:
+    with pytest.raises(FedfillError, match="class bars: bars of"):
+        class_bars(bars, names, tmp_path / "bars.png", "title")
+    assert not list(tmp_path.iterdir())

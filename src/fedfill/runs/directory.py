@@ -153,8 +153,11 @@ class RunDirectory:
         """Let other processes in again."""
         self._lock.release()
 
-    def read_experiment(self) -> dict[str, Any]:
+    def read_experiment(self, setting: str = "resume") -> dict[str, Any]:
         """The settings in ``experiment.toml``.
+
+        Args:
+            setting: What an error's sentence begins with: the command or option that named the folder.
 
         Returns:
             The document, with its digest.
@@ -164,10 +167,10 @@ class RunDirectory:
         """
         try:
             if not (self.path / "experiment.toml").exists():
-                raise FedfillError(f"resume: {self.path} holds no run (there is no experiment.toml)")
-            return self._read_experiment("resume")
+                raise FedfillError(f"{setting}: {self.path} holds no run (there is no experiment.toml)")
+            return self._read_experiment(setting)
         except OSError as error:
-            raise FedfillError(f"resume: can't read {self.path} ({error.strerror or error})") from error
+            raise FedfillError(f"{setting}: can't read {self.path} ({error.strerror or error})") from error
 
     def digest(self) -> str:
         """The digest of the experiment that the folder holds."""

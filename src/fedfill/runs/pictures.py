@@ -198,6 +198,52 @@ def accuracy_bars(finals: Mapping[str, tuple[Sequence[float], Sequence[float | N
     _save(figure, Path(path))
 
 
+def class_bars(
+    bars: Mapping[str, Sequence[float | None]], class_names: Sequence[str], path: Path | str, title: str
+) -> None:
+    """A picture of accuracies by class, several beside each other.
+
+    Args:
+        bars: By label, for each class a share, or None where there is nothing to show.
+        class_names: The classes' names.
+        path: The PNG file to write; replaced in one step where it exists.
+        title: Of the picture.
+
+    Raises:
+        FedfillError: Where there is nothing to draw, or the bars and names don't fit together.
+    """
+    classes = len(class_names)
+    if not classes or not bars or any(len(values) != classes for values in bars.values()):
+        raise FedfillError(
+            f"class bars: bars of {[len(values) for values in bars.values()]} classes don't fit {classes} class names"
+        )
+    names = [_short(name) for name in class_names]
+    width = min(14.0, max(5.0, 0.6 * classes))
+    figure, axes = _page(width, 3.4)
+    each = 0.8 / len(bars)
+    for k, (label, values) in enumerate(bars.items()):
+        shown = [(c, 100 * value) for c, value in enumerate(values) if value is not None]
+        left = (k - (len(bars) - 1) / 2) * each
+        axes.bar([c + left for c, _ in shown], [v for _, v in shown], 0.94 * each, color=_colour(k), label=label)
+    slanted = max(map(len, names)) * 0.085 > width / classes
+    every = _step(classes, room=int(width / 0.22)) if slanted else 1
+    axes.set_xticks(
+        range(0, classes, every),
+        names[::every],
+        rotation=45 if slanted else 0,
+        ha="right" if slanted else "center",
+        rotation_mode="anchor",
+        fontsize=8,
+    )
+    axes.set_xlim(-0.6, classes - 0.4)
+    axes.set_ylim(0, 100)
+    axes.set_title(title, loc="left", color=INK, fontsize=11)
+    _chart(axes, "class", "accuracy, percent")
+    axes.grid(visible=False, axis="x")
+    axes.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1.01, 1.0))
+    _save(figure, Path(path))
+
+
 def _chart(axes: Axes, x: str, y: str) -> None:
     axes.grid(color="#dddddd", linewidth=0.6)
     axes.set_axisbelow(True)

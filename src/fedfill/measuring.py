@@ -1,0 +1,237 @@
+"""Measures of a run's synthetic images, with another run's model as the judge.
+
+The judge, or oracle, is a classifier that was trained on the same data, most often by ``central``. All of it is an observer's: it looks
+at the clients' real data side by side, which no party of a federation could.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from fedfill import __version__, tree
+from fedfill.algorithms import Algorithm, find, known_algorithms
+from fedfill.data.federation import Federation
+from fedfill.data.samples import Samples
+from fedfill.engines.host import make_resident
+from fedfill.engines.local import choose_device
+from fedfill.errors import FedfillError
+from fedfill.experiment import reopen
+from fedfill.loop import Prepared, Result, recorded, synthetic_images
+from fedfill.preparation import PYTHON
+from fedfill.runs.directory import RunDirectory, to_json, write_atomically, writing
+from fedfill.streams import torch_stream
+from fedfill.synthesis.measures import class_balance, features, frechet_distance, nearness, recognised
+
+
+@dataclass(frozen=True)
+class Measures:
+    """What `measure` found.
+
+    Attributes:
+        directory: Where ``measures.json`` and ``measures.png`` lie.
+        document: The figures, as in ``measures.json``.
+    """
+
+    directory: Path
+    document: dict[str, Any]
+
+
+def measure(
+    directory: str | Path,
+    *,
+    oracle: str | Path,
+    data_dir: str | Path | None = None,
+    device: str | None = None,
+    out: str | Path | None = None,
+) -> Measures:
+    """How good the synthetic images in a finished run's checkpoint are.
+
+    Args:
+        directory: The run directory.
+        oracle: Another run directory, on the same data; its final global model judges the images.
+        data_dir: Another folder with the same data.
+        device: Another device than the run's.
+        out: Folder of ``measures.json`` and ``measures.png``; None: ``samples`` in the run directory.
+
+    Returns:
+        The figures.
+
+    Raises:
+        FedfillError: Where a folder holds no finished run that can be measured or can judge, or the two don't fit together.
+    """
+    place, judges = RunDirectory(Path(directory)), RunDirectory(Path(oracle))
+    _require_global(place, "measure")
+    _require_global(judges, "oracle")
+    kind = find(str(place.read_experiment("measure")["algorithm"]))
+    if kind.synthetic is Algorithm.synthetic:
+        raise FedfillError(
+            f"measure: {place.path} is a run of {kind.name}, which makes no synthetic images; allowed: runs of {_makers()}"
+        )
+    run, result = _finished(place, "measure", data_dir, device)
+    judge, judged = _finished(judges, "oracle", data_dir, device)
+    _require_same_data(run, place.path, judge, judges.path)
+    sha256 = result.summary["weights_sha256"]
+    if sha256 == judged.summary["weights_sha256"]:
+        raise FedfillError(
+            f"oracle: {judges.path} holds the model of {place.path} itself, which would judge its own images; allowed: another "
+            "run on the same data, such as one of central"
+        )
+
+    where = choose_device(run.experiment.device)
+    samples = synthetic_images(run, place, where)
+    if samples is None or not len(samples):
+        raise FedfillError(
+            f"measure: the run of {kind.name} in {place.path} has ended without synthetic images; allowed: runs that made some"
+        )
+    model = make_resident(judge.model, where).load(tree.to(judged.weights, where)).eval()
+    name = f"{judge.experiment.algorithm} on {judge.experiment.data}"
+    document = {
+        "version": __version__,
+        "algorithm": run.experiment.algorithm,
+        "dataset": run.experiment.data,
+        "seed": run.experiment.seed,
+        "rounds": run.experiment.rounds,
+        "weights_sha256": sha256,
+        "accuracy": result.summary["accuracy"],
+        "accuracy_by_class": result.summary["accuracy_by_class"],
+        "oracle": {
+            "directory": str(oracle),
+            "name": name,
+            "model": judge.experiment.model,
+            "weights_sha256": judged.summary["weights_sha256"],
+            "accuracy": judged.summary["accuracy"],
+            "accuracy_by_class": judged.summary["accuracy_by_class"],
+        },
+        "class_names": list(run.federation.class_names),
+        **assess(samples, run.federation, model, name, run.experiment.seed),
+    }
+    folder = place.path / "samples" if out is None else Path(out)
+    _write(document, folder)
+    return Measures(folder, document)
+
+
+def assess(samples: Samples, federation: Federation, oracle: nn.Module, name: str, seed: int) -> dict[str, Any]:
+    """The measures of synthetic images beside a federation's real data.
+
+    Args:
+        samples: Synthetic images, at least one; -1 where one has no label.
+        federation: The real data.
+        oracle: A classifier in evaluation mode, on the device of the images.
+        name: Whose it is, for the record.
+        seed: Of the draws of as many real images.
+
+    Returns:
+        By name, as in ``measures.json``.
+    """
+    where = samples.labels.device
+    training = federation.pooled().clients[0].train
+    by_class, overall = recognised(oracle, samples, federation.classes)
+    notes: list[str] = []
+    frechet = None
+    # a distance grows as samples get fewer: all three sets are of one size
+    n = min(len(samples), len(training), len(federation.test))
+    if not isinstance(getattr(oracle, "encoder", None), nn.Module):
+        notes.append(f"No Fréchet distance: the oracle's {type(oracle).__name__} has no part 'encoder'.")
+    elif n < 2:
+        notes.append("No Fréchet distance: it needs at least 2 synthetic and 2 real images.")
+    else:
+        made, real, test = (
+            features(oracle, _draw(those, n, seed, what).to(where).inputs)
+            for what, those in (("synthetic", samples), ("training", training), ("test", federation.test))
+        )
+        frechet = {
+            "features": f"encoder of {name}, d={made.shape[1]}",
+            "samples": n,
+            "synthetic": frechet_distance(made, real),
+            "test": frechet_distance(test, real),
+        }
+    near = nearness(samples.inputs, training.inputs.to(where), federation.test.inputs.to(where))
+    return {
+        "samples": len(samples),
+        "unlabelled": int((samples.labels < 0).sum()),
+        "recognised": overall,
+        "recognised_by_class": by_class,
+        "balance": asdict(class_balance(samples.labels, federation.classes)),
+        "frechet": frechet,
+        "nearest": asdict(near),
+        "notes": notes,
+    }
+
+
+def _draw(samples: Samples, n: int, seed: int, what: str) -> Samples:
+    if n == len(samples):
+        return samples
+    index = torch.randperm(len(samples), generator=torch_stream(seed, "measure", what))[:n]
+    return samples[index.to(samples.labels.device)]
+
+
+def _makers() -> str:
+    kinds = known_algorithms()
+    return ", ".join(name for name, kind in kinds.items() if kind.synthetic is not Algorithm.synthetic)
+
+
+def _require_global(place: RunDirectory, setting: str) -> None:
+    """Refuse, before data are read, what has no global model or can't be prepared from its folder alone."""
+    if (place.path / "deployment.toml").exists():
+        raise FedfillError(
+            f"{setting}: {place.path} is a deployment's, whose data stay on their hosts; allowed: runs of 'fedfill run' and of rehearsals"
+        )
+    document = place.read_experiment(setting)
+    for what in ("data", "partition", "model"):
+        if str(document.get(what)).split(":")[0] == PYTHON:
+            raise FedfillError(
+                f"{setting}: the {what} of {place.path} came from Python; allowed: runs whose data, partition and model have names"
+            )
+    if find(str(document.get("algorithm"))).personal:
+        raise FedfillError(
+            f"{setting}: {place.path} is a run of {document['algorithm']}, whose clients have models of their own; "
+            "allowed: runs with a global model"
+        )
+    if place.summary() is None:
+        raise FedfillError(
+            f"{setting}: {place.path} holds {len(place.rounds())} of {document.get('rounds')} rounds; 'fedfill resume {place.path}' finishes it"
+        )
+
+
+def _finished(
+    place: RunDirectory, setting: str, data_dir: str | Path | None, device: str | None
+) -> tuple[Prepared, Result]:
+    prepared = reopen(place, setting=setting, data_dir=data_dir, device=device)
+    return prepared, recorded(prepared.digest, prepared.experiment.rounds, place, place.summary() or {})
+
+
+def _require_same_data(run: Prepared, place: Path, judge: Prepared, judges: Path) -> None:
+    """The oracle has to know the run's classes and inputs, and must not have been trained on what the run is tested on."""
+    ours, theirs = run.federation, judge.federation
+    if ours.shape != theirs.shape or ours.test.inputs.dtype != theirs.test.inputs.dtype:
+        found, allowed = (f"inputs {list(f.shape)} of {f.test.inputs.dtype}" for f in (theirs, ours))
+        raise FedfillError(f"oracle: {judges} was trained on {found}; allowed: {allowed}, as in {place}")
+    same = ours.class_names == theirs.class_names and all(
+        torch.equal(one, other)
+        for one, other in ((ours.test.inputs, theirs.test.inputs), (ours.test.labels, theirs.test.labels))
+    )
+    if not same:
+        raise FedfillError(
+            f"oracle: {judges} was trained on {judge.experiment.data}, with other classes or another test set; "
+            f"allowed: a run on {run.experiment.data}, as in {place}"
+        )
+
+
+def _write(document: dict[str, Any], folder: Path) -> None:
+    from fedfill.runs.pictures import class_bars  # here: matplotlib costs every start a third of a second
+
+    algorithm = document["algorithm"]
+    bars = {
+        f"{algorithm}'s model on real test images": document["accuracy_by_class"],
+        "oracle on synthetic images": document["recognised_by_class"],
+    }
+    title = f"{algorithm} on {document['dataset']}; oracle: {document['oracle']['name']}"
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        class_bars(bars, document["class_names"], folder / "measures.png", title)
+    write_atomically(folder / "measures.json", to_json(document))
