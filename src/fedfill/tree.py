@@ -188,7 +188,7 @@ def to_bytes(tree: Tree) -> bytes:
         tensor = node.detach().to("cpu", copy=True).contiguous()
         if tensor.nbytes >= _LARGE:
             # what all clients keep, such as a pool of images, is stored once
-            digest = hashlib.sha256(tensor.reshape(-1).view(torch.uint8).numpy()).digest()
+            digest = hashlib.sha256(tensor.reshape(-1).view(torch.uint8).numpy()).digest()  # type: ignore[arg-type]
             name = large.setdefault((tensor.dtype, tuple(tensor.shape), digest), name)
         store[name] = tensor
         return name

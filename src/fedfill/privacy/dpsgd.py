@@ -39,7 +39,9 @@ def clipped_sum(loss: Callable[..., Tensor], weights: Weights, batch: tuple[Tens
     """
     if not len(batch[0]):
         return {name: torch.zeros_like(w) for name, w in weights.items()}
-    each = vmap(grad(loss), in_dims=(None, *(0 for _ in batch)), randomness="error")(weights, *batch)  # [b, ...] by name
+    each = vmap(grad(loss), in_dims=(None, *(0 for _ in batch)), randomness="error")(
+        weights, *batch
+    )  # [b, ...] by name
     norms = torch.stack([g.flatten(1).square().sum(1) for g in each.values()]).sum(0).sqrt()  # [b]
     scale = (clip / norms.clamp_min(1e-12)).clamp_max(1.0)  # [b]
     return {name: torch.einsum("b,b...->...", scale, g) for name, g in each.items()}

@@ -281,7 +281,7 @@ def train(
     averaged = None if gan.averaged is None else {name: x.clone() for name, x in gan.averaged.items()}
     optimizers = [_adam(module, settings) for module in (generator, critic)]
     for optimizer, state in zip(optimizers, gan.optimizers or [], strict=False):
-        optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+        optimizer.load_state_dict({"state": _plain(state), "param_groups": optimizer.state_dict()["param_groups"]})
     of_generator, of_critic = optimizers
     rng = _Draws(draws, settings, device)
     for _ in range(iterations):
@@ -292,7 +292,7 @@ def train(
         z, labels = rng.latent(settings.batch_size)
         score, logits = critic(generator(z, labels))
         loss = -score.mean()
-        if settings.classes:
+        if labels is not None:
             loss = loss + settings.class_weight * functional.cross_entropy(logits, labels)
         of_generator.zero_grad()
         loss.backward(inputs=list(generator.parameters()))
@@ -347,7 +347,8 @@ def gradient_penalty(critic: Callable[[Tensor], Tensor], real: Tensor, fake: Ten
     """
     between = torch.lerp(fake, real, share.view(-1, *(1,) * (real.dim() - 1))).requires_grad_()
     (slope,) = torch.autograd.grad(critic(between).sum(), between, create_graph=True)  # [b, ...]
-    return (slope.flatten(1).norm(dim=1) - 1).square()
+    length: Tensor = torch.linalg.vector_norm(slope.flatten(1), dim=1)
+    return (length - 1).square()
 
 
 class _Draws:
@@ -394,11 +395,12 @@ def _step_critic(
         loss = loss + settings.penalty * gradient_penalty(lambda x: critic(x)[0], real, near, share).mean()
         if settings.classes:
             loss = loss + settings.class_weight * functional.cross_entropy(logits[len(fake) :], labels)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         if settings.noise == "paper_eq3":
             std = settings.paper_std(len(data))
             for parameter in critic.parameters():
-                parameter.grad += torch.empty_like(parameter).normal_(generator=noise) * std
+                shaken = torch.empty_like(parameter).normal_(generator=noise) * std
+                parameter.grad = shaken if parameter.grad is None else parameter.grad + shaken
         return
     critic(fake)[0].mean().backward()  # touches no real image: exact
 
@@ -410,9 +412,10 @@ def _step_critic(
         def scored(image: Tensor) -> Tensor:
             return functional_call(critic, weights, (image[None],))[0][0]  # type: ignore[no-any-return]
 
-        slope = torch.func.grad(scored)(torch.lerp(f, x, e))
+        slope: Tensor = torch.func.grad(scored)(torch.lerp(f, x, e))
         # the root has no derivative at 0
-        loss = loss + settings.penalty * (slope.square().sum().clamp_min(1e-24).sqrt() - 1).square()
+        length: Tensor = slope.square().sum().clamp_min(1e-24).sqrt()
+        loss = loss + settings.penalty * (length - 1).square()
         if settings.classes:
             loss = loss + settings.class_weight * functional.cross_entropy(logits, y[None])
         return loss

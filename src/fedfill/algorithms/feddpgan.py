@@ -1,0 +1,149 @@
+"""FedDPGAN: Zhang et al., "FedDPGAN: Federated Differentially Private Generative Adversarial Networks", 2021.
+
+First the clients train one GAN together, by averages of generator and critic, and then a classifier, each on its own images and on
+images of the common generator.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from fedfill.algorithms.fedavg import FedAvg, Update
+from fedfill.data.samples import Samples
+from fedfill.engines.contract import Client, Message, Server, client_handler
+from fedfill.synthesis import gan
+from fedfill.synthesis.gan import GAN, GANOptions
+from fedfill.tree import Tree, Weights
+
+
+@dataclass(frozen=True)
+class Common(Message):
+    """Server to client: the common GAN, and for how many steps to train it.
+
+    Attributes:
+        generator: Its tensors.
+        critic: Its tensors.
+        iterations: Steps of the generator.
+    """
+
+    generator: Weights
+    critic: Weights
+    iterations: int
+
+
+@dataclass(frozen=True)
+class Own(Message):
+    """Client to server: the GAN behind these steps."""
+
+    generator: Weights
+    critic: Weights
+
+
+@dataclass(frozen=True)
+class Augmented(Message):
+    """Server to client: the global model; the common generator, until the client was heard of.
+
+    Attributes:
+        weights: The global model.
+        control: What the local objective needs beside it.
+        generator: Its tensors.
+    """
+
+    weights: Weights
+    control: Weights | None
+    generator: Weights | None
+
+
+class FedDPGAN(GANOptions, FedAvg):
+    """A GAN with an auxiliary classifier, trained federatedly, fills every client's data."""
+
+    name = "feddpgan"
+
+    gan_chunk: int = Field(default=100, ge=1)
+    """Steps of each client's GAN between two averages, which are checkpoints as well."""
+    images_per_class: int = Field(default=400, ge=1)
+    """Synthetic images of each class that a client adds to its own."""
+
+    def resolved(self, *, rounds: int, model: nn.Module, inputs: Tensor) -> Self:
+        """Make sure that a GAN can make what the data hold."""
+        gan.require_images(inputs, self.name)
+        return super().resolved(rounds=rounds, model=model, inputs=inputs)
+
+    def server_state(self, initial: Weights) -> dict[str, Tree]:
+        """The global model, the common GAN, and the clients that hold the generator."""
+        return {**super().server_state(initial), "gan": None, "holders": []}
+
+    def client_state(self) -> dict[str, Tree]:
+        """Images of the common generator."""
+        return {**super().client_state(), "synthetic": None}
+
+    def preparations(self) -> int:
+        """Exchanges of the GAN's training."""
+        return math.ceil(self.gan_iterations / self.gan_chunk)
+
+    def prepare(self, server: Server, step: int) -> None:
+        """Every client trains the common GAN; their mean is the new one."""
+        state = server.state
+        if state.gan is None:
+            shape = tuple(server.sample.inputs.shape[1:])
+            state.gan = gan.start(shape, self.gan(server.classes), server.stream("gan start"))
+        now, left = state.gan, self.gan_iterations - step * self.gan_chunk
+        message = Common(now.generator, now.critic, min(self.gan_chunk, left))
+        everybody = range(server.clients)
+        of = {"generator": now.generator, "critic": now.critic}
+        _, mean = server.average(everybody, self.train_gan, message, of=of, by=None)
+        state.gan = GAN(mean["generator"], mean["critic"], None, None, now.iterations + message.iterations)
+
+    @client_handler
+    async def train_gan(self, client: Client, message: Common) -> Own:
+        """Steps of the common GAN on the client's labelled images."""
+        settings, real = self.gan(client.classes), len(client.data)
+        steps = message.iterations
+        multiplier = settings.noise_multiplier(real, self.gan_iterations) if self.noise == "dpsgd" else 0.0
+        # the coins of a Poisson sample have to be as secret as the noise
+        draws = client.noise("gan") if self.noise == "dpsgd" else client.stream("gan")
+        found = gan.train(
+            GAN(message.generator, message.critic, None, None, 0), client.data, steps, settings, draws,
+            client.noise("gan noise"), multiplier, client.check,
+        )  # fmt: skip
+        for name in ("generator", "critic"):
+            client.release(name, gan.released(f"the client's {name}", settings, real, steps, multiplier))
+        return Own(found.generator, found.critic)
+
+    def round(self, server: Server, t: int) -> None:
+        """FedAvg on real and synthetic images."""
+        state, cohort = server.state, self.cohort(server, t)
+        control, generator = self.objective_of.down(server), state.gan.generator
+        messages = {i: Augmented(state.weights, control, None if i in state.holders else generator) for i in cohort}
+        replies, mean = self.gather(server, cohort, self.train_augmented, messages, state.weights)
+        state.holders = sorted({*state.holders, *replies})
+        state.weights = mean["weights"]
+
+    @client_handler
+    async def train_augmented(self, client: Client, message: Augmented) -> Update:
+        """Local training on the client's own images and on the generator's."""
+        if message.generator is not None:
+            client.state.synthetic = self.images(
+                message.generator, client.classes, client.data, client.stream("images")
+            )
+        data = client.data + client.state.synthetic
+        done = await self.contribute(client, message.weights, message.control, self.loss, data=data)
+        return Update(done.weights, len(client.data), done.scale, done.control)
+
+    def images(self, generator: Weights, classes: int, sample: Samples, stream: torch.Generator) -> Samples:
+        """Equally many images of each class."""
+        labels = torch.arange(classes, device=stream.device).repeat_interleave(self.images_per_class)
+        made = gan.generate(GAN(generator, {}, None, None, 0), labels, sample, self.gan(classes), stream)
+        return Samples(made, labels)
+
+    def synthetic(self, server: Server) -> Samples | None:
+        """Images of the common generator."""
+        if server.state.gan is None:
+            return None
+        return self.images(server.state.gan.generator, server.classes, server.sample, server.stream("samples"))

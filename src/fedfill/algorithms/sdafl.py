@@ -1,0 +1,382 @@
+"""SDA-FL: Li et al., "Federated Learning with GAN-based Data Synthesis for Non-IID Clients", 2022.
+
+Each client trains a GAN and uploads images; the server labels them with their owner's newest model, and clients and server
+train on mixtures of real and synthetic images.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal, Self
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from fedfill.algorithms import CONTRIBUTED, Composable
+from fedfill.algorithms.fedavg import FedAvg
+from fedfill.data.samples import Batch, Samples, normalise
+from fedfill.engines.contract import Client, Message, Server, client_handler
+from fedfill.errors import FedfillError
+from fedfill.privacy.ledger import public, unbounded
+from fedfill.synthesis import gan
+from fedfill.synthesis.gan import GANOptions, GANSettings
+from fedfill.training.local import Context, Loss, OptimizerName
+from fedfill.training.mixup import draw_lambda, mixup_loss
+from fedfill.training.pseudo_labels import pseudo_labels
+from fedfill.tree import Tree, Weights
+
+
+@dataclass(frozen=True)
+class Pretrain(Message):
+    """Server to client: train your GAN until it has done so many steps."""
+
+    iterations: int
+
+
+@dataclass(frozen=True)
+class Pretrained(Message):
+    """Client to server: how many it has done."""
+
+    declared: ClassVar = {"iterations": public("as many as the server asked for")}
+
+    iterations: int
+
+
+@dataclass(frozen=True)
+class ImagesRequest(Message):
+    """Server to client: so many images of your GAN, please."""
+
+    images: int
+
+
+@dataclass(frozen=True)
+class Images(Message):
+    """Client to server: images of its GAN.
+
+    Attributes:
+        inputs: ``[n, channels, side, side]``, as images are stored.
+        labels: ``[n]`` int64 where the GAN knows them.
+    """
+
+    declared: ClassVar = {"labels": unbounded("which classes the client holds")}
+
+    inputs: Tensor
+    labels: Tensor | None
+
+
+@dataclass(frozen=True)
+class Aided(Message):
+    """Server to client: the global model and the newest labels; the images once.
+
+    Attributes:
+        weights: The global model.
+        control: What the local objective needs beside it.
+        labels: A class for each image of the pool, -1 for none, ``[n]`` int8 or int16; None: no image has one yet.
+        pool: All clients' images, until the client was heard of.
+    """
+
+    weights: Weights
+    control: Weights | None
+    labels: Tensor | None
+    pool: Tensor | None
+
+
+@dataclass(frozen=True)
+class AidedUpdate(Message):
+    """Client to server: the trained model.
+
+    Attributes:
+        weights: As the aggregation wants it.
+        samples: Number of real samples behind it.
+        scale: A number of the aggregation's.
+        control: What the local objective sends beside it.
+        model: The trained model as it is, where the server labels with it and the aggregation sends something else.
+    """
+
+    declared: ClassVar = {**CONTRIBUTED, "model": unbounded("model as trained")}
+
+    weights: Weights
+    samples: int
+    scale: float | None
+    control: Weights | None
+    model: Weights | None
+
+
+class SDAFL(GANOptions, FedAvg):
+    """Synthetic data aided federated learning: GAN images, labelled anew in each round, mixed with real ones (algorithm 1)."""
+
+    name = "sdafl"
+    presets: ClassVar = {
+        "cifar10": {"gan_iterations": 36_000, "server_steps": 10},
+        "covid": {"gan_iterations": 4_500, "server_steps": 10, "local_steps": 30},
+    }
+    conditional: ClassVar = False
+    """Whether the GANs know the labels of what they make."""
+
+    local_steps: int | None = Field(default=90, ge=1)
+    """Mini-batches in a round (E); 40 in the paper's semi-supervised experiments. None: `local_epochs`."""
+    optimizer: OptimizerName = "sgd"
+    """Of the local training and the server's, fresh in each round."""
+    learning_rate: float = Field(default=0.03, gt=0, allow_inf_nan=False)
+    """Step size of both."""
+    lr_decay: float = Field(default=1.0, gt=0, le=1)
+    """Factor of the learning rate every `lr_decay_every` rounds; 1 keeps it constant."""
+    weighting: Literal["samples", "uniform"] = "uniform"
+    """Weights of the average: all equal, or each client's number of real samples."""
+    images_per_client: int = Field(default=4000, ge=1)
+    """Synthetic images that each client uploads, once."""
+    tau: float = Field(default=0.95, ge=0, le=1)
+    """Probability above which a model's word is taken for a label (equation 4)."""
+    mixup_alpha: float = Field(default=1.0, ge=0, allow_inf_nan=False)
+    """Mixing shares come from Beta(alpha, alpha); the paper has it in 0..1 and gives no number. 0: synthetic images alone."""
+    real_weight: float = Field(default=1.0, ge=0, allow_inf_nan=False)
+    """Weight of the real images' own loss beside that of the mixtures (lambda_2 of equation 8)."""
+    server_steps: int = Field(default=50, ge=0)
+    """Mini-batches of synthetic images that the server trains on after each average."""
+    relabel_rounds: int | None = Field(default=None, ge=0)
+    """Rounds after which labels stay as they are; none: they never do (figure 4b)."""
+    unlabelled_batch_size: int = Field(default=64, ge=1)
+    """Images without a label, where a client holds some, beside those of `batch_size` in a mini-batch."""
+
+    def check_host(self, host: Composable) -> None:
+        """Refuse an aggregation that hides from the server what it labels with."""
+        super().check_host(host)
+        if self.aggregation_of.private:
+            raise FedfillError(
+                f"aggregation: found {self.aggregation_of.name} with {self.name}, whose server labels images with each client's own model; "
+                "allowed: fednova, qffl, none"
+            )
+
+    def resolved(self, *, rounds: int, model: nn.Module, inputs: Tensor) -> Self:
+        """Make sure that a GAN can make what the data hold."""
+        gan.require_images(inputs, self.name)
+        return super().resolved(rounds=rounds, model=model, inputs=inputs)
+
+    def server_state(self, initial: Weights) -> dict[str, Tree]:
+        """The global model, all clients' images with labels and owners, and the clients that hold the images."""
+        return {**super().server_state(initial), "pool": None, "owners": None, "holders": []}
+
+    def client_state(self) -> dict[str, Tree]:
+        """The client's GAN until it uploads, and then all clients' images."""
+        return {**super().client_state(), "gan": None, "pool": None}
+
+    # Before the first round: GANs, and what they make
+
+    def preparations(self) -> int:
+        """Chunks of the pre-training, and the upload."""
+        return math.ceil(self.gan_iterations / self.gan_chunk) + 1
+
+    def prepare(self, server: Server, step: int) -> None:
+        """Pre-train the GANs of all clients, and collect their images."""
+        everybody = range(server.clients)
+        if step < self.preparations() - 1:
+            server.call(everybody, self.pretrain, Pretrain(min((step + 1) * self.gan_chunk, self.gan_iterations)))
+        else:
+            self.collect(server)
+
+    @client_handler
+    async def pretrain(self, client: Client, message: Pretrain) -> Pretrained:
+        """Steps of the client's GAN on all of its images, labelled or not; what was lost before is caught up with."""
+        self.train_gan(client, message.iterations)
+        return Pretrained(message.iterations)
+
+    def train_gan(self, client: Client, iterations: int) -> None:
+        """Train the client's GAN until it has done so many steps."""
+        settings, data = self.settings_of(client), self.images_of(client)
+        now = client.state.gan or gan.start(tuple(data.inputs.shape[1:]), settings, client.stream("gan start"))
+        left = iterations - now.iterations
+        client.state.gan = now
+        if left > 0:
+            # the coins of a Poisson sample have to be as secret as the noise
+            draws = client.noise("gan") if self.noise == "dpsgd" else client.stream("gan")
+            client.state.gan = gan.train(
+                now, data, left, settings, draws, client.noise("gan noise"), self.multiplier(client), client.check
+            )
+
+    def multiplier(self, client: Client) -> float:
+        """The noise of ``dpsgd``, from what the whole pre-training may cost."""
+        if self.noise != "dpsgd":
+            return 0.0
+        return self.gan().noise_multiplier(len(self.images_of(client)), self.gan_iterations)
+
+    def settings_of(self, client: Client) -> GANSettings:
+        """How the client's GAN is built."""
+        return self.gan(client.classes if self.conditional else 0)
+
+    def images_of(self, client: Client) -> Samples:
+        """What the client's GAN is trained on: everything that it holds, or with a classifier what has labels."""
+        return client.data if self.conditional or not len(client.unlabelled) else client.data + client.unlabelled
+
+    def collect(self, server: Server) -> None:
+        """All clients' images as one pool; who isn't heard of is asked three times."""
+        found: dict[int, Images] = {}
+        shape, kind = server.sample.inputs.shape[1:], server.sample.inputs.dtype
+        for _ in range(3):
+            missing = [i for i in range(server.clients) if i not in found]
+            if not missing:
+                break
+            for i, reply in server.call(missing, self.upload, ImagesRequest(self.images_per_client)).items():
+                if self.sound(reply, shape, kind, server.classes):
+                    found[i] = reply
+                else:
+                    server.lose(i, "upload", "its images are not those that were asked for")
+        if len(found) < server.clients:
+            server.warn(f"{server.clients - len(found)} clients uploaded no images, and the others go on without them")
+        if not found:
+            raise FedfillError("engine: no client uploaded synthetic images, so there is nothing to aid with")
+        order = sorted(found)
+        inputs = torch.cat([found[i].inputs for i in order])  # [n, ...]
+        unknown = torch.full((self.images_per_client,), -1, device=inputs.device)
+        labels = [unknown if reply.labels is None else reply.labels for _, reply in sorted(found.items())]
+        server.state.pool = Samples(inputs, torch.cat(labels))
+        server.state.owners = torch.tensor(order, device=inputs.device).repeat_interleave(self.images_per_client)
+
+    def sound(self, reply: Images, shape: torch.Size, kind: torch.dtype, classes: int) -> bool:
+        """Whether a reply holds what was asked for."""
+        if reply.inputs.shape != (self.images_per_client, *shape) or reply.inputs.dtype != kind:
+            return False
+        if (reply.labels is None) == self.conditional:
+            return False
+        if reply.labels is None:
+            return True
+        labels = reply.labels
+        return labels.shape == (self.images_per_client,) and labels.dtype == torch.int64 and bool(
+            (labels >= 0).all() & (labels < classes).all()
+        )  # fmt: skip
+
+    @client_handler
+    async def upload(self, client: Client, message: ImagesRequest) -> Images:
+        """Images of the client's GAN, with labels where it knows them."""
+        self.train_gan(client, self.gan_iterations)  # nothing is left to do unless a call was lost
+        settings, stream = self.settings_of(client), client.stream("images")
+        labels = None
+        if self.conditional:
+            shares = torch.tensor(client.data.counts(client.classes), dtype=torch.float32, device=stream.device)
+            labels = torch.multinomial(shares, message.images, replacement=True, generator=stream)
+        inputs = gan.generate(
+            client.state.gan, message.images if labels is None else labels, client.data, settings, stream
+        )
+        real, multiplier = len(self.images_of(client)), self.multiplier(client)
+        client.release(
+            "inputs", gan.released("images of the client's GAN", settings, real, self.gan_iterations, multiplier)
+        )
+        return Images(inputs, labels)
+
+    # Rounds
+
+    def round(self, server: Server, t: int) -> None:
+        """Train with the images' newest labels; label again, average, train at the server."""
+        state, cohort = server.state, self.cohort(server, t)
+        control, labels = self.objective_of.down(server), self.compact(state.pool.labels, server.classes)
+        messages = {
+            i: Aided(state.weights, control, labels, None if i in state.holders else state.pool.inputs) for i in cohort
+        }
+        individually = self.relabels(t)
+        replies, mean = self.gather(
+            server, cohort, self.train_aided, messages, state.weights, individually=individually
+        )
+        state.holders = sorted({*state.holders, *replies})
+        if individually:
+            self.label(server, replies)
+        state.weights = mean["weights"]
+        self.update(server, t)
+        known = state.pool.labels[state.pool.labels >= 0]
+        server.note(
+            labelled=len(known) / len(state.pool),
+            labelled_by_class=torch.bincount(known, minlength=server.classes).tolist(),
+        )
+
+    def relabels(self, t: int) -> bool:
+        """Whether the server labels the images in this round."""
+        return not self.conditional and (self.relabel_rounds is None or t < self.relabel_rounds)
+
+    @staticmethod
+    def compact(labels: Tensor, classes: int) -> Tensor | None:
+        """Labels as they travel; None where no image has one."""
+        return labels.to(torch.int8 if classes <= 128 else torch.int16) if bool((labels >= 0).any()) else None
+
+    def label(self, server: Server, replies: Mapping[int, Any]) -> None:
+        """Each client's images, by the model that it has just sent (equation 4); who was not asked keeps old labels."""
+        pool, labels = server.state.pool, server.state.pool.labels.clone()
+        for i, reply in replies.items():
+            own = server.state.owners == i
+            weights = reply.weights if reply.model is None else reply.model
+            if bool(own.any()):
+                labels[own] = pseudo_labels(server.model(weights), pool.inputs[own], self.tau)
+        server.state.pool = Samples(pool.inputs, labels)
+
+    def update(self, server: Server, t: int) -> None:
+        """Train the average on two mini-batches of synthetic images at a time (section 4)."""
+        known = server.state.pool.labels >= 0
+        if not self.server_steps or not bool(known.any()):
+            return
+        labelled = server.state.pool[known]
+        training = replace(self.training(t), steps=self.server_steps)
+        loss = self.aided(labelled, None)
+        server.state.weights = server.fit(server.state.weights, loss, training, data=labelled).weights
+
+    @client_handler
+    async def train_aided(self, client: Client, message: Aided) -> AidedUpdate:
+        """Local steps on real images and on mixtures of real and synthetic ones (equations 5 to 8)."""
+        if message.pool is not None:
+            client.state.pool = message.pool
+            client.state.gan = None  # it has done its work
+        labelled = unlabelled = None
+        if message.labels is not None:
+            labels = message.labels.long()
+            labelled = Samples(client.state.pool, labels)[labels >= 0]
+        if len(client.unlabelled):
+            inputs = client.unlabelled.inputs
+            guessed = pseudo_labels(client.model(message.weights), inputs, self.tau)
+            unlabelled = Samples(inputs, guessed)[guessed >= 0]
+        loss = self.aided(labelled, unlabelled)
+        done = await self.contribute(client, message.weights, message.control, loss)
+        whole = {name: done.trained[name] for name in message.weights}
+        sent = whole if self.sends_model and self.relabels(client.round) else None
+        return AidedUpdate(done.weights, done.samples, done.scale, done.control, sent)
+
+    def aided(self, synthetic: Samples | None, unlabelled: Samples | None) -> Loss:
+        """l_1 + lambda_2 l_2 of equations 6 to 8; l_2 alone as long as no synthetic image has a label.
+
+        Args:
+            synthetic: Images with labels.
+            unlabelled: Real images with a model's labels, which join each mini-batch.
+
+        Returns:
+            The loss of a mini-batch of real images, or at the server of synthetic ones.
+        """
+
+        def loss(model: nn.Module, batch: Batch, context: Context) -> Tensor:
+            if unlabelled is not None and len(unlabelled):
+                inputs, labels = _drawn(unlabelled, self.unlabelled_batch_size, context.generator)
+                index = torch.cat([batch.index, batch.index.new_full(labels.shape, -1)])
+                batch = Batch(torch.cat([batch.inputs, inputs]), torch.cat([batch.labels, labels]), index)
+            real = self.loss(model, batch, context)
+            if synthetic is None or not len(synthetic):
+                return real
+            inputs, labels = _drawn(synthetic, len(batch.labels), context.generator)
+            share = draw_lambda(self.mixup_alpha, context.generator)
+            return mixup_loss(model, inputs, labels, batch.inputs, batch.labels, share) + self.real_weight * real
+
+        return loss
+
+    def synthetic(self, server: Server) -> Samples | None:
+        """All clients' images with their newest labels."""
+        pool: Samples | None = server.state.pool
+        return pool
+
+
+class SDAFLAC(SDAFL):
+    """SDA-FL with auxiliary classifiers in the GANs, which make labels known (section 5.2, table 4)."""
+
+    name = "sdafl-ac"
+    conditional = True
+
+
+def _drawn(data: Samples, b: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """A mini-batch, each sample of it drawn from all: normalised inputs ``[b, ...]`` and labels ``[b]``."""
+    index = torch.randint(len(data), (b,), generator=generator, device=generator.device)
+    return normalise(data.inputs[index]), data.labels[index]
