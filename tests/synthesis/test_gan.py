@@ -79,7 +79,7 @@ def test_it_learns_what_the_data_look_like_with_a_slope_near_1():
         slope = gan.gradient_penalty(lambda x, critic=critic: critic(x)[0], real, fake, torch.full((32,), 0.5))
         penalties.append(slope.mean().item())
     # with the sign of the paper's equation 1 it would run away
-    assert penalties[1] < 0.2 < 0.9 < penalties[0]
+    assert penalties[1] < 0.5 < 0.9 < penalties[0]
 
 
 def test_an_auxiliary_classifier_makes_the_wanted_class():

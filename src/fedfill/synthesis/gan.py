@@ -407,7 +407,7 @@ def _step_critic(
     def touching(weights: Weights, x: Tensor, f: Tensor, e: Tensor, y: Tensor) -> Tensor:
         """The terms of one real image."""
         score, logits = functional_call(critic, weights, (x[None],))
-        loss = -score[0]
+        loss: Tensor = -score[0]
 
         def scored(image: Tensor) -> Tensor:
             return functional_call(critic, weights, (image[None],))[0][0]  # type: ignore[no-any-return]
