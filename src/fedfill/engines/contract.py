@@ -13,7 +13,7 @@ messages, runs handlers and keeps the clients' states; it knows no algorithm. Th
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar, cast
 
@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 from fedfill import tree
-from fedfill.data.samples import Samples
+from fedfill.data.samples import Batch, Samples
 from fedfill.engines.exchange import (
     NOT_FINITE,
     Answers,
@@ -84,7 +84,7 @@ class State:
 
 
 class Client:
-    """What a handler sees of its client; all but `seed`, `resident`, `check` and `secret` are attributes.
+    """What a handler sees of its client; all but `seed`, `resident`, `check`, `batches` and `secret` are attributes.
 
     Args:
         id: The client's number, 0..clients-1.
@@ -96,6 +96,7 @@ class Client:
         seed: Of the experiment.
         resident: Loads weights into the worker's model.
         check: Raises where what runs is no longer wanted.
+        batches: Makes the mini-batches of a training.
         secret: Makes a stream of noise that nobody else can follow; None: noise comes from the seed.
         unlabelled: The client's samples without labels; None: it has none, and the attribute is empty.
     """
@@ -112,6 +113,7 @@ class Client:
         seed: int,
         resident: Callable[[Weights], nn.Module],
         check: Callable[[], None] = lambda: None,
+        batches: Callable[[Samples, LocalTraining], Iterator[Batch]] = lambda data, training: iter(()),
         secret: Callable[[str], torch.Generator] | None = None,
         unlabelled: Samples | None = None,
     ) -> None:
@@ -126,6 +128,7 @@ class Client:
         self._seed = seed
         self._resident = resident
         self._check = check
+        self._batches = batches
         self._secret = secret
         self._streams: dict[str, torch.Generator] = {}
         self._noises: dict[str, torch.Generator] = {}
@@ -156,6 +159,21 @@ class Client:
     def model(self, weights: Weights) -> nn.Module:
         """A model that holds `weights`, in evaluation mode, valid until the next `model` or `fit` of this handler."""
         return self._resident(weights).eval()
+
+    def batches(self, training: LocalTraining, *, data: Samples | None = None) -> Iterator[Batch]:
+        """The mini-batches of a training whose steps the handler takes itself, on the model of `model`.
+
+        For what `fit` can't say: several optimizers, networks beside the model. The order is that of `fit`, and so are the
+        ends: where the run is being stopped, or the time is over.
+
+        Args:
+            training: How many, of which size.
+            data: Training samples; None: the client's own.
+
+        Returns:
+            One after the other.
+        """
+        return self._batches(self.data if data is None else data, training)
 
     def check(self) -> None:
         """End the handler where the run is being stopped or its time is over; for long work of its own, beside `fit`."""

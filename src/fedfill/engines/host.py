@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from fedfill import tree
-from fedfill.data.samples import Samples
+from fedfill.data.samples import Batch, Samples
 from fedfill.engines.allocator import keep_freed_memory
 from fedfill.engines.contract import Client, Message, State
 from fedfill.engines.exchange import Lost, Outcome, releases_of
 from fedfill.errors import ContractError
 from fedfill.streams import secret_stream, torch_stream
-from fedfill.training.local import Fit, Fitted, Interrupted, LocalTraining, Resident, fit, make_optimizer
+from fedfill.training.local import Fit, Fitted, Interrupted, LocalTraining, Resident, fit, make_optimizer, mini_batches
 from fedfill.tree import Tree, Weights
 
 
@@ -134,6 +134,7 @@ class Host:
             asked = hashlib.sha256(tree.to_bytes(message)).hexdigest()
             return secret_stream(self._secret or b"", handler, purpose, t, i, asked, device=data.labels.device)
 
+        fits = _Fits(resident, (self._seed, t, i), self._device)
         client = Client(
             id=i,
             round=t,
@@ -144,12 +145,12 @@ class Host:
             seed=self._seed,
             resident=resident.load,
             check=resident.check,
+            batches=fits.batches,
             secret=secret if self._secret is not None else None,
             unlabelled=unlabelled,
         )
         late = Lost(f"took longer than reply_timeout={self._timeout} s")
         resident.deadline = time.monotonic() + self._timeout if self._timeout is not None else float("inf")
-        fits = _Fits(resident, (self._seed, t, i), self._device)
         reply, error = None, None
         try:
             reply = _drive(function(client, message), fits)
@@ -199,6 +200,19 @@ class _Fits:
         self.seconds += time.perf_counter() - start
         self.samples += fitted.samples
         return fitted
+
+    def batches(self, data: Samples, training: LocalTraining) -> Iterator[Batch]:
+        """The mini-batches of a training that the handler does itself; what it does with them counts as training."""
+        seed, t, i = self._stream
+        order = torch_stream(seed, "fit", t, i, self._done, device=self._device)
+        self._done += 1
+        start = time.perf_counter()
+        try:
+            for batch in mini_batches(self._resident, data, training, order):
+                self.samples += len(batch.labels)
+                yield batch
+        finally:
+            self.seconds += time.perf_counter() - start
 
 
 def _drive(handling: Coroutine[Fit, Fitted, Any], fits: _Fits) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 from torch import nn
 
 from fedfill.errors import FedfillError
@@ -12,7 +13,8 @@ from fedfill.tree import Weights
 
 def weights_of(model: nn.Module) -> Weights:
     """Copies of all parameters and buffers of the model's state dict."""
-    return {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+    plain = torch.contiguous_format
+    return {name: tensor.detach().clone(memory_format=plain) for name, tensor in model.state_dict().items()}
 
 
 def part(weights: Weights, *names: str) -> Weights:
@@ -50,6 +52,13 @@ def names_by_type(model: nn.Module, *types: type[nn.Module]) -> set[str]:
         if isinstance(module, types)
         for name in module.state_dict()
     }
+
+
+def normalisation(model: nn.Module) -> set[str]:
+    """Names in the state dict that belong to normalisation layers of any kind: scales, shifts and running statistics."""
+    # the bases are private, and every layer of torch that normalises is one of these or has them as its base
+    batch, instance = nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm
+    return names_by_type(model, batch, instance, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
 
 
 def require_parts(model: nn.Module, parts: Sequence[str], algorithm: str) -> None:

@@ -201,6 +201,42 @@ def batches(order: Tensor, batch_size: int) -> Iterator[Tensor]:
         start = stop
 
 
+def mini_batches(
+    resident: Resident,
+    data: Samples,
+    training: LocalTraining,
+    order: torch.Generator,
+    samples_per_epoch: int | None = None,
+) -> Iterator[Batch]:
+    """The mini-batches of one local training, in the layout of the worker's model.
+
+    Args:
+        resident: The worker's model.
+        data: Training samples.
+        training: How many, of which size.
+        order: The stream of their order, on the data's device.
+        samples_per_epoch: As in `Fit`.
+
+    Yields:
+        So many mini-batches; none where there are no samples.
+
+    Raises:
+        Interrupted: Where the worker was told to stop.
+        TimeoutError: Where the deadline passed.
+    """
+    n, device = len(data), data.labels.device
+    per_epoch = n if samples_per_epoch is None else min(samples_per_epoch, n)
+    epoch = steps = 0
+    while n and (training.steps is not None or epoch < training.epochs):
+        for index in batches(torch.randperm(n, generator=order, device=device)[:per_epoch], training.batch_size):
+            resident.check()
+            if steps == training.steps:
+                return
+            yield Batch(resident.inputs(data, index), data.labels[index], index)
+            steps += 1
+        epoch += 1
+
+
 def fit(resident: Resident, request: Fit, order: torch.Generator, draws: torch.Generator) -> Fitted:
     """Train the resident model as the request says.
 
@@ -220,45 +256,35 @@ def fit(resident: Resident, request: Fit, order: torch.Generator, draws: torch.G
         TimeoutError: Where the deadline passed.
     """
     model = resident.load(request.weights)
-    model.train()
     training = request.training
-    if training.buffers == "frozen":
-        for layer in model.modules():
-            if getattr(layer, "running_mean", None) is not None:
-                layer.eval()
+    training_mode(model, training.buffers)
     parameters = [p for name, p in model.named_parameters() if name in request.weights and p.requires_grad]
     if not parameters:
         raise ValueError("fit needs at least one trainable parameter among the weights")
     optimizer = make_optimizer(parameters, training)
     if request.samples_per_epoch is not None and request.samples_per_epoch < 1:
         raise ValueError(f"samples_per_epoch is {request.samples_per_epoch}; at least 1 is needed")
-    n = len(request.data)
-    per_epoch = n if request.samples_per_epoch is None else min(request.samples_per_epoch, n)
-    device = request.data.labels.device
-    total = torch.zeros((), device=device)
+    total = torch.zeros((), device=request.data.labels.device)
     steps = samples = 0
-
-    def schedule() -> Iterator[Tensor]:
-        epoch = 0
-        while n and (training.steps is not None or epoch < training.epochs):
-            shuffled = torch.randperm(n, generator=order, device=device)[:per_epoch]
-            yield from batches(shuffled, training.batch_size)
-            epoch += 1
-
     with draws_from(model, draws):
-        for index in schedule():
-            resident.check()
-            if steps == training.steps:
-                break
-            batch = Batch(resident.inputs(request.data, index), request.data.labels[index], index)
+        for batch in mini_batches(resident, request.data, training, order, request.samples_per_epoch):
             optimizer.zero_grad(set_to_none=True)
             loss = request.loss(model, batch, Context(request.weights, draws, steps))
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             total += loss.detach()
             steps += 1
-            samples += len(index)
+            samples += len(batch.labels)
     return Fitted(resident.read(request.weights), steps, samples, float(total) / max(steps, 1))
+
+
+def training_mode(model: nn.Module, buffers: Buffers) -> None:
+    """Put a model into training mode; frozen running statistics are normalised with and stay."""
+    model.train()
+    if buffers == "frozen":
+        for layer in model.modules():
+            if getattr(layer, "running_mean", None) is not None:
+                layer.eval()
 
 
 def make_optimizer(parameters: list[nn.Parameter], training: LocalTraining) -> torch.optim.Optimizer:
