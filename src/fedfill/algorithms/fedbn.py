@@ -1,0 +1,82 @@
+"""FedBN: Li et al., "FedBN: Federated Learning on Non-IID Features via Local Batch Normalization", ICLR 2021."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal, Self
+
+from pydantic import Field
+from torch import Tensor, nn
+
+from fedfill.algorithms.fedavg import Broadcast, FedAvg, Update
+from fedfill.engines.contract import Client, Server, client_handler
+from fedfill.errors import FedfillError
+from fedfill.models.views import normalisation
+from fedfill.training.local import OptimizerName
+from fedfill.tree import Tree, Weights
+
+
+class FedBN(FedAvg):
+    """FedAvg of everything but the normalisation layers, of which every client keeps its own (algorithm 1)."""
+
+    name = "fedbn"
+    personal = True
+
+    optimizer: OptimizerName = "sgd"
+    """Of the local training, fresh in each round."""
+    learning_rate: float = Field(default=0.01, gt=0, allow_inf_nan=False)
+    """Step size of the local training."""
+    lr_decay: float = Field(default=1.0, gt=0, le=1)
+    """Factor of the learning rate every `lr_decay_every` rounds; 1 keeps it constant."""
+    batch_size: int = Field(default=32, ge=1)
+    """Samples in a mini-batch (B)."""
+    local_epochs: int = Field(default=1, ge=1)
+    """Passes of a client over its data in a round (E)."""
+    weighting: Literal["samples", "uniform"] = "uniform"
+    """Weights of the average: all equal, or each client's number of samples."""
+
+    def resolved(self, *, rounds: int, model: nn.Module, inputs: Tensor) -> Self:
+        """Make sure that there is something of one's own."""
+        if not normalisation(model):
+            raise FedfillError(
+                f"model: {self.name} keeps normalisation layers at the clients, and {type(model).__name__} has none; "
+                "allowed: --model digits6, --model resnet18, --model cnn2bn, or a module with such layers"
+            )
+        return super().resolved(rounds=rounds, model=model, inputs=inputs)
+
+    def client_state(self) -> dict[str, Tree]:
+        """The client's normalisation layers; None before its first training."""
+        return {**super().client_state(), "own": None}
+
+    def personal_weights(self, state: Mapping[str, Tree], weights: Weights) -> Weights:
+        """The global model with the client's own normalisation layers."""
+        return {**weights, **(state.get("own") or {})}
+
+    def round(self, server: Server, t: int) -> None:
+        """FedAvg's, of the shared tensors alone."""
+        state = server.state
+        shared = without_normalisation(server.model(state.weights), state.weights)
+        message = Broadcast(shared, self.objective_of.down(server))
+        _, mean = self.gather(server, self.cohort(server, t), self.train, message, shared)
+        state.weights = {**state.weights, **mean["weights"]}
+
+    @client_handler
+    async def train(self, client: Client, message: Broadcast) -> Update:
+        """Local epochs from the shared tensors and the client's own layers."""
+        own = self.own(client, message.weights)
+        done = await self.contribute(client, message.weights, message.control, self.loss, beside=own)
+        client.state.own = {name: done.trained[name] for name in own}
+        return Update(done.weights, done.samples, done.scale, done.control)
+
+    @staticmethod
+    def own(client: Client, shared: Weights) -> Weights:
+        """The client's own layers; the initial model's before its first training."""
+        if client.state.own is not None:
+            return client.state.own  # type: ignore[no-any-return]
+        return {name: tensor for name, tensor in client.initial.items() if name not in shared}
+
+
+def without_normalisation(model: nn.Module, weights: Weights) -> Weights:
+    """The tensors that are shared: all but those of normalisation layers, found by type and never by name."""
+    local = normalisation(model)
+    return {name: tensor for name, tensor in weights.items() if name not in local}

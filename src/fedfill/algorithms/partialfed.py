@@ -1,0 +1,133 @@
+"""PartialFed: Sun et al., "PartialFed: Cross-Domain Personalized Federated Learning via Partial Initialization", NeurIPS 2021.
+
+All clients send whole models, and at the download each decides, layer by layer, whether to begin with the global layer or with
+its own of before: by a mask that is given (Fix), or by one that it learns (Adaptive).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal, Self
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn import functional
+
+from fedfill.algorithms.fedavg import Broadcast, FedAvg, Update
+from fedfill.engines.contract import Client, client_handler
+from fedfill.errors import FedfillError
+from fedfill.models.views import normalisation, trainable
+from fedfill.tree import Tree, Weights
+
+
+class PartialFed(FedAvg):
+    """FedAvg whose clients load a part of the global model alone."""
+
+    name = "partialfed"
+    personal = True
+
+    strategy: Literal["fixed", "adaptive"] = "adaptive"
+    """Which layers are loaded: all but those of `keep`, or those that each client learns to load (section 3.3)."""
+    keep: Literal["norm", "head", "norm_head"] = "norm_head"
+    """With strategy=fixed: what stays at the client: normalisation layers, the part `classifier`, or both."""
+    policy_batches: int = Field(default=5, ge=0)
+    """With strategy=adaptive: mini-batches on which the policy is trained before each local training."""
+    policy_rate: float = Field(default=0.1, gt=0, allow_inf_nan=False)
+    """With strategy=adaptive: step size of the policy's Adam."""
+    policy_temperature: float = Field(default=1.0, gt=0, allow_inf_nan=False)
+    """With strategy=adaptive: temperature of the Gumbel-softmax."""
+
+    def resolved(self, *, rounds: int, model: nn.Module, inputs: Tensor) -> Self:
+        """Make sure that the mask names something."""
+        if self.strategy == "fixed":
+            if "norm" in self.keep and not normalisation(model):
+                raise FedfillError(
+                    f"keep: found {self.keep}, and {type(model).__name__} has no normalisation layers; allowed: head"
+                )
+            if "head" in self.keep and "classifier" not in dict(model.named_children()):
+                raise FedfillError(
+                    f"keep: found {self.keep}, and {type(model).__name__} has no part 'classifier'; allowed: norm"
+                )
+        return super().resolved(rounds=rounds, model=model, inputs=inputs)
+
+    def client_state(self) -> dict[str, Tree]:
+        """The client's last model, and the logits of its policy, ``[layers, 2]``: global and own."""
+        return {**super().client_state(), "last": None, "policy": None}
+
+    def personal_weights(self, state: Mapping[str, Tree], weights: Weights) -> Weights:
+        """The client's last model."""
+        own: Weights | None = state.get("last")
+        return weights if own is None else own
+
+    @client_handler
+    async def train(self, client: Client, message: Broadcast) -> Update:
+        """Load a part, train, send everything."""
+        begin = self.begin(client, message.weights)
+        done = await self.contribute(client, begin, message.control, self.loss)
+        client.state.last = {name: done.trained[name] for name in begin}
+        return Update(done.weights, done.samples, done.scale, done.control)
+
+    def begin(self, client: Client, received: Weights) -> Weights:
+        """What the local training starts from: the global model in a client's first round."""
+        last = client.state.last
+        if last is None:
+            return received
+        if self.strategy == "fixed":
+            kept = self.kept(client.model(received), received)
+            return {name: last[name] if name in kept else tensor for name, tensor in received.items()}
+        return self.adapt(client, received, last)
+
+    def kept(self, model: nn.Module, weights: Weights) -> set[str]:
+        """Names of the tensors that stay at the client (strategy=fixed)."""
+        found = normalisation(model) if "norm" in self.keep else set()
+        head = {name for name in weights if name.split(".", 1)[0] == "classifier"}
+        return found | head if "head" in self.keep else found
+
+    def adapt(self, client: Client, received: Weights, last: Weights) -> Weights:
+        """Train the policy on a few mini-batches, and load what it prefers.
+
+        A layer's weights are those of a hard draw from the Gumbel-softmax of its two logits; the gradient goes through the
+        soft draw (the straight-through estimator).
+        """
+        groups = layers_of(received)
+        stream = client.stream("policy")
+        logits = client.state.policy
+        if logits is None:
+            logits = torch.zeros(len(groups), 2, device=stream.device)
+        logits = logits.clone().requires_grad_()
+        model = client.model(received)
+        parameters = trainable(model, received)
+        optimizer = torch.optim.Adam([logits], self.policy_rate)
+        training = self.training(client.round)
+        for k, batch in enumerate(client.batches(training)):
+            if k == self.policy_batches:
+                break
+            uniform = torch.rand(logits.shape, generator=stream, device=stream.device).clamp(1e-9, 1 - 1e-7)
+            gumbel = -torch.log(-torch.log(uniform))
+            soft = functional.softmax((logits + gumbel) / self.policy_temperature, dim=1)  # [layers, 2]
+            hard = functional.one_hot(soft.argmax(1), 2).to(soft)
+            chosen = hard + soft - soft.detach()
+            mixed = {}
+            for layer, names in enumerate(groups):
+                for name in names:
+                    # a layer has no derivative with respect to its running statistics
+                    either = chosen[layer] if name in parameters else hard[layer]
+                    mixed[name] = received[name] * either[0] + last[name] * either[1]
+            scores = functional_call(model, mixed, (batch.inputs,))
+            loss = functional.cross_entropy(scores, batch.labels)
+            optimizer.zero_grad()
+            (logits.grad,) = torch.autograd.grad(loss, logits)
+            optimizer.step()
+        client.state.policy = logits.detach()
+        own = {name for layer, names in enumerate(groups) if logits[layer, 1] > logits[layer, 0] for name in names}
+        return {name: last[name] if name in own else tensor for name, tensor in received.items()}
+
+
+def layers_of(weights: Weights) -> list[list[str]]:
+    """Names of tensors by the layer that holds them, in the model's order."""
+    groups: dict[str, list[str]] = {}
+    for name in weights:
+        groups.setdefault(name.rpartition(".")[0], []).append(name)
+    return list(groups.values())

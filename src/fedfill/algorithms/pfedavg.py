@@ -1,0 +1,46 @@
+"""pFedAvg: FedAvg whose clients are judged by the global model after a training of their own (FRAug's baseline, section 4.2)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from pydantic import Field
+
+from fedfill.algorithms.fedavg import Broadcast, FedAvg, Update
+from fedfill.engines.contract import Client, client_handler
+from fedfill.tree import Tree, Weights
+
+
+class PFedAvg(FedAvg):
+    """FedAvg, of whose global model each client fine-tunes a copy that it keeps to itself."""
+
+    name = "pfedavg"
+    personal = True
+
+    personal_epochs: int | None = Field(default=None, ge=1)
+    """Epochs of the fine-tuning; none: as many, or as many steps, as the local training has."""
+
+    def client_state(self) -> dict[str, Tree]:
+        """The client's copy; None before its first training."""
+        return {**super().client_state(), "copy": None}
+
+    def personal_weights(self, state: Mapping[str, Tree], weights: Weights) -> Weights:
+        """The client's fine-tuned copy."""
+        own: Weights | None = state.get("copy")
+        return weights if own is None else own
+
+    @client_handler
+    async def train(self, client: Client, message: Broadcast) -> Update:
+        """Fine-tune a copy of the received model, and train as FedAvg does.
+
+        Without an epoch count of its own the fine-tuning is the local training: from the same weights, on the same
+        mini-batches, so that one training serves as both.
+        """
+        done = await self.contribute(client, message.weights, message.control, self.loss)
+        tuned = {name: done.trained[name] for name in message.weights}
+        if self.personal_epochs is not None:
+            training = replace(self.training(client.round), epochs=self.personal_epochs, steps=None)
+            tuned = (await client.fit(message.weights, self.loss, training)).weights
+        client.state.copy = tuned
+        return Update(done.weights, done.samples, done.scale, done.control)

@@ -1,0 +1,174 @@
+"""Synthetic embeddings: FRAug's shared generator, its client-specific transformation, prototypes and distances.
+
+Chen et al., "FRAug: Tackling Federated Learning with Non-IID Features via Representation Augmentation", ICCV 2023, section 3.3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fedfill.tree import Weights
+
+Distance = Literal["mmd", "mmd_per_class", "mean_cov", "l2"]
+
+
+class EmbeddingGenerator(nn.Module):
+    """Latent noise and a label to an embedding that belongs to no client.
+
+    Args:
+        latent: Size l of the noise.
+        classes: Number of classes.
+        size: Size d of an embedding.
+    """
+
+    def __init__(self, latent: int, classes: int, size: int) -> None:
+        super().__init__()
+        self.classes = classes
+        self.layers = nn.Sequential(
+            nn.Linear(latent + classes, size), nn.BatchNorm1d(size), nn.ReLU(),
+            nn.Linear(size, size), nn.BatchNorm1d(size), nn.ReLU(),
+        )  # fmt: skip
+
+    def forward(self, z: Tensor, labels: Tensor) -> Tensor:
+        """Embeddings ``[b, d]`` from noise ``[b, l]`` and labels ``[b]``."""
+        return self.layers(torch.cat([z, functional.one_hot(labels, self.classes).to(z)], 1))  # type: ignore[no-any-return]
+
+
+class RTNet(nn.Module):
+    """A client's transformation of the generator's embeddings: residuals that carry its domain.
+
+    Args:
+        latent: Size l of the hidden layer.
+        classes: Number of classes.
+        size: Size d of an embedding.
+    """
+
+    def __init__(self, latent: int, classes: int, size: int) -> None:
+        super().__init__()
+        self.classes = classes
+        self.layers = nn.Sequential(
+            nn.Linear(size + classes, latent), nn.BatchNorm1d(latent), nn.ReLU(),
+            nn.Linear(latent, size), nn.BatchNorm1d(size),
+        )  # fmt: skip
+
+    def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
+        """Residuals ``[b, d]`` for embeddings ``[b, d]`` and labels ``[b]``."""
+        return self.layers(torch.cat([embeddings, functional.one_hot(labels, self.classes).to(embeddings)], 1))  # type: ignore[no-any-return]
+
+
+def initial(make: Callable[[], nn.Module], stream: torch.Generator) -> Weights:
+    """The tensors of a network that is drawn from a stream.
+
+    Args:
+        make: Makes the network.
+        stream: Of its initial weights.
+
+    Returns:
+        Tensors by name, on the stream's device.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(int(torch.randint(2**62, (), generator=stream, device=stream.device)))
+        return {name: tensor.detach().to(stream.device) for name, tensor in make().state_dict().items()}
+
+
+def follow_prototypes(
+    prototypes: Tensor, seen: Tensor, embeddings: Tensor, labels: Tensor, momentum: float
+) -> tuple[Tensor, Tensor]:
+    """Moving averages of each class's embeddings (section 3.3.2).
+
+    The first mean of a class is taken as it is: from zeros the average would lag behind for dozens of steps.
+
+    Args:
+        prototypes: ``[classes, d]``.
+        seen: Which classes have one, ``[classes]`` bool.
+        embeddings: Of a mini-batch, ``[b, d]``.
+        labels: ``[b]``.
+        momentum: Share of the new mean, in 0..1.
+
+    Returns:
+        New prototypes and new marks; classes that the mini-batch lacks stay.
+    """
+    members = functional.one_hot(labels, len(prototypes)).to(embeddings)  # [b, classes]
+    counts = members.sum(0)  # [classes]
+    means = (members.T @ embeddings) / counts.clamp_min(1)[:, None]  # [classes, d]
+    share = torch.where(seen, momentum, 1.0).to(embeddings)[:, None]
+    moved = torch.where((counts > 0)[:, None], torch.lerp(prototypes, means, share), prototypes)
+    return moved, seen | (counts > 0)
+
+
+def mmd(a: Tensor, b: Tensor, kernels: int = 5, factor: float = 2.0) -> Tensor:
+    """Maximum mean discrepancy with a sum of Gaussian kernels (Gretton et al. 2012), the biased estimate.
+
+    Args:
+        a: ``[n, d]``.
+        b: ``[m, d]``.
+        kernels: How many; their bandwidths are powers of `factor` around the mean squared distance of all pairs.
+        factor: From one bandwidth to the next.
+
+    Returns:
+        A scalar in ``[0, 2 * kernels]``; its gradient leaves the bandwidth out.
+    """
+    n, m = len(a), len(b)
+    joint = torch.cat([a, b])  # [n + m, d]
+    distances = (joint[:, None] - joint[None]).square().sum(2)  # [n + m, n + m]
+    pairs = max((n + m) ** 2 - (n + m), 1)
+    bandwidth = (distances.detach().sum() / pairs / factor ** (kernels // 2)).clamp_min(1e-12)
+    kernel = torch.stack([torch.exp(-distances / (bandwidth * factor**k)) for k in range(kernels)]).sum(0)
+    return kernel[:n, :n].mean() + kernel[n:, n:].mean() - 2 * kernel[:n, n:].mean()
+
+
+def mmd_per_class(a: Tensor, a_labels: Tensor, b: Tensor, b_labels: Tensor) -> Tensor:
+    """The mean of `mmd` over the classes of which both have at least two samples; 0 where there is none.
+
+    Args:
+        a: ``[n, d]``.
+        a_labels: ``[n]``.
+        b: ``[m, d]``.
+        b_labels: ``[m]``.
+
+    Returns:
+        A scalar.
+    """
+    shared = [
+        int(c) for c in torch.unique(a_labels) if int((a_labels == c).sum()) > 1 and int((b_labels == c).sum()) > 1
+    ]
+    if not shared:
+        return (a * 0).sum()
+    return torch.stack([mmd(a[a_labels == c], b[b_labels == c]) for c in shared]).mean()
+
+
+def mean_cov(a: Tensor, b: Tensor) -> Tensor:
+    """Squared differences of means and of covariances, each averaged over its entries: ``[n, d]`` and ``[m, d]`` to a scalar."""
+    means = functional.mse_loss(a.mean(0), b.mean(0))
+    return means + functional.mse_loss(_covariance(a), _covariance(b))
+
+
+def _covariance(x: Tensor) -> Tensor:
+    centred = x - x.mean(0)
+    return centred.T @ centred / max(len(x) - 1, 1)  # [d, d]
+
+
+def distance(kind: Distance, a: Tensor, a_labels: Tensor, b: Tensor, b_labels: Tensor) -> Tensor:
+    """How far synthetic embeddings are from others.
+
+    Args:
+        kind: ``mmd`` of the whole mini-batch, ``mmd_per_class``, ``mean_cov``, or ``l2``, the mean squared difference of
+            pairs, which has no upper bound.
+        a: Synthetic ones, ``[n, d]``.
+        a_labels: ``[n]``.
+        b: The others, ``[m, d]``; with ``l2`` as many.
+        b_labels: ``[m]``.
+
+    Returns:
+        A scalar, 0 or more.
+    """
+    if kind == "mmd":
+        return mmd(a, b)
+    if kind == "mmd_per_class":
+        return mmd_per_class(a, a_labels, b, b_labels)
+    return mean_cov(a, b) if kind == "mean_cov" else functional.mse_loss(a, b)
