@@ -1,6 +1,7 @@
 """Small worlds for tests: four clients with images that a small network learns, and a server whose clients are scripted."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from fedfill.engines.host import make_resident
 from fedfill.engines.local import LocalEngine
 from fedfill.models.networks import ModelSettings, build
 from fedfill.models.views import weights_of
+from fedfill.streams import numpy_stream
 from fedfill.training.local import LocalTraining, Resident
 from fedfill.tree import Weights
 
@@ -48,9 +50,12 @@ class Run:
     """Some rounds of an algorithm on the local engine, with everything that a test may look at."""
 
     def __init__(
-        self, algorithm: Algorithm, model: Mapping[str, Any], workers: int, participation: float, rounds: int
-    ) -> None:
+        self, algorithm: Algorithm, model: Mapping[str, Any], workers: int, participation: float, rounds: int,
+        labelled: int | None = None,
+    ) -> None:  # fmt: skip
         federation = small_federation()
+        some = (c.with_labels(labelled, numpy_stream(0, "labelled", i)) for i, c in enumerate(federation.clients))
+        federation = replace(federation, clients=tuple(some))
         net = build("cnn2", (1, 8, 8), CLASSES, ModelSettings(**model), needs=algorithm.needs(), seed=0)
         self.algorithm = algorithm.resolved(rounds=rounds, model=net, inputs=federation.test.inputs[:1])
         self.net = net
@@ -73,9 +78,14 @@ def run_rounds(
     workers: int = 2,
     participation: float = 1.0,
     after: Callable[[Server, int], None] | None = None,
+    labelled: int | None = None,
 ) -> Server:
     """The server after some rounds, with `notes` and `warnings` of all of them in ``history``."""
-    run = Run(algorithm, model or {}, workers, participation, rounds)
+    run = Run(algorithm, model or {}, workers, participation, rounds, labelled)
+    steps = run.algorithm.preparations()
+    for step in range(steps):
+        run.server.begin(step - steps)
+        run.algorithm.prepare(run.server, step)
     history: list[dict[str, Any]] = []
     for t in range(rounds):
         run.server.begin(t)

@@ -35,7 +35,7 @@ PV, D = count(rest(parameters("decoder"), "decoder")), count(part(parameters("de
 
 # per client and round: bytes down, bytes up
 EACH: dict[str, tuple[int, int]] = {
-    **dict.fromkeys(("fedavg", "fedprox", "feddyn", "dpfedavg"), (4 * P, 4 * P + 8)),
+    **dict.fromkeys(("fedavg", "fedprox", "feddyn", "dpfedavg", "fixmatch", "mixup"), (4 * P, 4 * P + 8)),
     **dict.fromkeys(("fednova", "qffl"), (4 * P, 4 * P + 16)),
     "scaffold": (8 * P, 8 * P + 8),
     "moon": (4 * PM, 4 * PM + 8),
@@ -55,6 +55,13 @@ def expected(name: str, result: fedfill.Result) -> dict[str, dict[str, int]]:
         return {"train_augmented": {"down": K * T * (BN + 1), "up": K * (T * (BN + 8) + 4 * 8)}}
     if name == "central":  # one place in the place of K
         return {"train": {"down": T * (4 * P + 8), "up": T * 4 * P}}
+    if name == "semifl":  # clients with nothing to train on send a number
+        counts = json.loads((result.directory / "partition.json").read_text())["clients"]
+        active = sum(n > 0 for record in result.rounds for n in record["confident"].values())
+        return {
+            "share": {"down": 0, "up": sum(map(sum, counts)) * (PIXELS + 8) + 8 * K},
+            "train_confident": {"down": K * T * 4 * P, "up": K * T * 8 + active * 4 * P},
+        }
     if name in ("naivemix", "fedmix"):
         sizes = [sum(row) for row in json.loads((result.directory / "partition.json").read_text())["clients"]]
         means = sum(max(1, n // 64) for n in sizes) * 4 * (PIXELS + CLASSES)
@@ -75,7 +82,8 @@ def expected(name: str, result: fedfill.Result) -> dict[str, dict[str, int]]:
 @pytest.mark.parametrize("name", [n for n, k in known_algorithms().items() if k.__module__.startswith("fedfill.")])
 def test_bytes_follow_the_formulas(name: str, tmp_path: Path):
     zero_shot = {"model": "cnn2bn", "inversion_steps": 2, "images_per_class": 2} if name.startswith("fedzda") else {}
-    result = fedfill.run(name, **OPTIONS, **zero_shot, out=tmp_path / name)
+    few = {"labelled_per_client": 20, "tau": 0.3} if name == "semifl" else {}
+    result = fedfill.run(name, **OPTIONS, **zero_shot, **few, out=tmp_path / name)
     formula = expected(name, result)
     assert result.summary["bytes_by_handler"] == formula
     assert result.summary["bytes_down"] == sum(leg["down"] for leg in formula.values())

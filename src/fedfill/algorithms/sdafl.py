@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from fedfill.algorithms import CONTRIBUTED, Composable
 from fedfill.algorithms.fedavg import FedAvg
-from fedfill.data.samples import Batch, Samples, normalise
+from fedfill.data.samples import Batch, Samples, draw
 from fedfill.engines.contract import Client, Message, Server, client_handler
 from fedfill.errors import FedfillError
 from fedfill.privacy.ledger import public, unbounded
@@ -351,13 +351,13 @@ class SDAFL(GANOptions, FedAvg):
 
         def loss(model: nn.Module, batch: Batch, context: Context) -> Tensor:
             if unlabelled is not None and len(unlabelled):
-                inputs, labels = _drawn(unlabelled, self.unlabelled_batch_size, context.generator)
+                inputs, labels = draw(unlabelled, self.unlabelled_batch_size, context.generator)
                 index = torch.cat([batch.index, batch.index.new_full(labels.shape, -1)])
                 batch = Batch(torch.cat([batch.inputs, inputs]), torch.cat([batch.labels, labels]), index)
             real = self.loss(model, batch, context)
             if synthetic is None or not len(synthetic):
                 return real
-            inputs, labels = _drawn(synthetic, len(batch.labels), context.generator)
+            inputs, labels = draw(synthetic, len(batch.labels), context.generator)
             share = draw_lambda(self.mixup_alpha, context.generator)
             return mixup_loss(model, inputs, labels, batch.inputs, batch.labels, share) + self.real_weight * real
 
@@ -374,9 +374,3 @@ class SDAFLAC(SDAFL):
 
     name = "sdafl-ac"
     conditional = True
-
-
-def _drawn(data: Samples, b: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """A mini-batch, each sample of it drawn from all: normalised inputs ``[b, ...]`` and labels ``[b]``."""
-    index = torch.randint(len(data), (b,), generator=generator, device=generator.device)
-    return normalise(data.inputs[index]), data.labels[index]
