@@ -15,7 +15,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from fedfill.algorithms import CONTRIBUTED, Composable
+from fedfill.algorithms import CONTRIBUTED
 from fedfill.algorithms.fedavg import FedAvg
 from fedfill.data.samples import Batch, Samples, draw
 from fedfill.engines.contract import Client, Message, Server, client_handler
@@ -141,17 +141,13 @@ class SDAFL(GANOptions, FedAvg):
     unlabelled_batch_size: int = Field(default=64, ge=1)
     """Images without a label, where a client holds some, beside those of `batch_size` in a mini-batch."""
 
-    def check_host(self, host: Composable) -> None:
-        """Refuse an aggregation that hides from the server what it labels with."""
-        super().check_host(host)
+    def resolved(self, *, rounds: int, model: nn.Module, inputs: Tensor) -> Self:
+        """Make sure that a GAN can make what the data hold, and that the server sees what it labels with."""
         if self.aggregation_of.private:
             raise FedfillError(
                 f"aggregation: found {self.aggregation_of.name} with {self.name}, whose server labels images with each client's own model; "
                 "allowed: fednova, qffl, none"
             )
-
-    def resolved(self, *, rounds: int, model: nn.Module, inputs: Tensor) -> Self:
-        """Make sure that a GAN can make what the data hold."""
         gan.require_images(inputs, self.name)
         return super().resolved(rounds=rounds, model=model, inputs=inputs)
 
@@ -224,7 +220,8 @@ class SDAFL(GANOptions, FedAvg):
                 else:
                     server.lose(i, "upload", "its images are not those that were asked for")
         if len(found) < server.clients:
-            server.warn(f"{server.clients - len(found)} clients uploaded no images, and the others go on without them")
+            without = ", ".join(str(i) for i in range(server.clients) if i not in found)
+            server.warn(f"no images came from these clients, and the others go on without them: {without}")
         if not found:
             raise FedfillError("engine: no client uploaded synthetic images, so there is nothing to aid with")
         order = sorted(found)
