@@ -19,6 +19,14 @@ from fedfill.training.local import LocalTraining, Resident
 from fedfill.tree import Weights
 
 CLASSES = 4
+TINY_GAN = {
+    "gan_iterations": 3,
+    "gan_chunk": 2,
+    "gan_width": 4,
+    "gan_latent": 4,
+    "gan_batch_size": 8,
+    "gan_critic_steps": 2,
+}
 
 
 def bars(n: int, classes: list[int], seed: int) -> Samples:
@@ -48,9 +56,9 @@ class Run:
     """Some rounds of an algorithm on the local engine, with everything that a test may look at."""
 
     def __init__(
-        self, algorithm: Algorithm, model: Mapping[str, Any], workers: int, participation: float, rounds: int
-    ) -> None:
-        federation = small_federation()
+        self, algorithm: Algorithm, model: Mapping[str, Any], workers: int, participation: float, rounds: int,
+        federation: Federation,
+    ) -> None:  # fmt: skip
         net = build("cnn2", (1, 8, 8), CLASSES, ModelSettings(**model), needs=algorithm.needs(), seed=0)
         self.algorithm = algorithm.resolved(rounds=rounds, model=net, inputs=federation.test.inputs[:1])
         self.net = net
@@ -65,6 +73,14 @@ class Run:
         self.server.state = State(self.algorithm.server_state(initial))
 
 
+def prepare(algorithm: Algorithm, server: Server) -> None:
+    """All steps before the first round."""
+    steps = algorithm.preparations()
+    for step in range(steps):
+        server.begin(step - steps)
+        algorithm.prepare(server, step)
+
+
 def run_rounds(
     algorithm: Algorithm,
     rounds: int,
@@ -73,9 +89,11 @@ def run_rounds(
     workers: int = 2,
     participation: float = 1.0,
     after: Callable[[Server, int], None] | None = None,
+    federation: Federation | None = None,
 ) -> Server:
     """The server after some rounds, with `notes` and `warnings` of all of them in ``history``."""
-    run = Run(algorithm, model or {}, workers, participation, rounds)
+    run = Run(algorithm, model or {}, workers, participation, rounds, federation or small_federation())
+    prepare(run.algorithm, run.server)
     history: list[dict[str, Any]] = []
     for t in range(rounds):
         run.server.begin(t)

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.helpers import run_rounds
+from tests.helpers import TINY_GAN, run_rounds
 
 import fedfill
 from fedfill.algorithms import find, known_algorithms, parse_variant
@@ -183,6 +183,10 @@ def test_running_statistics_follow_the_policy(name: str, buffers: str):
         extra |= {"images_per_class": 2, "inversion_steps": 3, "server_buffers": buffers}
     if name == "dpfedavg":
         extra |= {"noise_multiplier": 1e-3}
+    if name.startswith("sdafl"):
+        extra |= {**TINY_GAN, "images_per_client": 4, "server_steps": 1, "local_steps": 2}
+    if name == "feddpgan":
+        extra |= {**TINY_GAN, "images_per_class": 2}
     server = run_rounds(find(name)(**extra, buffers=buffers), rounds=2, model={"width": "wide"})
     models = (
         [state["weights"] for state in server.client_states.values()] if name == "local" else [server.state.weights]
