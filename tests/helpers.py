@@ -1,7 +1,6 @@
 """Small worlds for tests: four clients with images that a small network learns, and a server whose clients are scripted."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -21,6 +20,14 @@ from fedfill.training.local import LocalTraining, Resident
 from fedfill.tree import Weights
 
 CLASSES = 4
+TINY_GAN = {
+    "gan_iterations": 3,
+    "gan_chunk": 2,
+    "gan_width": 4,
+    "gan_latent": 4,
+    "gan_batch_size": 8,
+    "gan_critic_steps": 2,
+}
 
 
 def bars(n: int, classes: list[int], seed: int) -> Samples:
@@ -33,8 +40,10 @@ def bars(n: int, classes: list[int], seed: int) -> Samples:
     return Samples(images.to(torch.uint8), labels)
 
 
-def small_federation(clients: int = 4, samples: int = 40, per_client: int = 2) -> Federation:
-    """Client i holds the classes i, i + 1, ... (modulo 4), `per_client` of them."""
+def small_federation(
+    clients: int = 4, samples: int = 40, per_client: int = 2, labelled: int | None = None
+) -> Federation:
+    """Client i holds the classes i, i + 1, ... (modulo 4), `per_client` of them, and labels for `labelled` samples or all."""
     members = tuple(
         ClientData(
             bars(samples, [(i + k) % CLASSES for k in range(per_client)], seed=i),
@@ -42,6 +51,7 @@ def small_federation(clients: int = 4, samples: int = 40, per_client: int = 2) -
         )
         for i in range(clients)
     )
+    members = tuple(c.with_labels(labelled, numpy_stream(0, "labelled", i)) for i, c in enumerate(members))
     test = bars(80, list(range(CLASSES)), seed=1000)
     return Federation("bars", members, test, tuple("abcd"), (), "bars")
 
@@ -51,11 +61,8 @@ class Run:
 
     def __init__(
         self, algorithm: Algorithm, model: Mapping[str, Any], workers: int, participation: float, rounds: int,
-        labelled: int | None = None,
+        federation: Federation,
     ) -> None:  # fmt: skip
-        federation = small_federation()
-        some = (c.with_labels(labelled, numpy_stream(0, "labelled", i)) for i, c in enumerate(federation.clients))
-        federation = replace(federation, clients=tuple(some))
         net = build("cnn2", (1, 8, 8), CLASSES, ModelSettings(**model), needs=algorithm.needs(), seed=0)
         self.algorithm = algorithm.resolved(rounds=rounds, model=net, inputs=federation.test.inputs[:1])
         self.net = net
@@ -70,6 +77,14 @@ class Run:
         self.server.state = State(self.algorithm.server_state(initial))
 
 
+def prepare(algorithm: Algorithm, server: Server) -> None:
+    """All steps before the first round."""
+    steps = algorithm.preparations()
+    for step in range(steps):
+        server.begin(step - steps)
+        algorithm.prepare(server, step)
+
+
 def run_rounds(
     algorithm: Algorithm,
     rounds: int,
@@ -79,13 +94,12 @@ def run_rounds(
     participation: float = 1.0,
     after: Callable[[Server, int], None] | None = None,
     labelled: int | None = None,
+    federation: Federation | None = None,
 ) -> Server:
     """The server after some rounds, with `notes` and `warnings` of all of them in ``history``."""
-    run = Run(algorithm, model or {}, workers, participation, rounds, labelled)
-    steps = run.algorithm.preparations()
-    for step in range(steps):
-        run.server.begin(step - steps)
-        run.algorithm.prepare(run.server, step)
+    federation = federation or small_federation(labelled=labelled)
+    run = Run(algorithm, model or {}, workers, participation, rounds, federation)
+    prepare(run.algorithm, run.server)
     history: list[dict[str, Any]] = []
     for t in range(rounds):
         run.server.begin(t)

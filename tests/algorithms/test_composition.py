@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.helpers import run_rounds
+from tests.helpers import TINY_GAN, run_rounds, small_federation
 
 import fedfill
 from fedfill.algorithms import find, known_algorithms, parse_variant
@@ -185,8 +185,12 @@ def test_running_statistics_follow_the_policy(name: str, buffers: str):
         extra |= {"noise_multiplier": 1e-3}
     if name == "semifl":
         extra |= {"tau": 0.0, "local_steps": 3, "server_steps": 3}
-    labelled = 8 if name in ("semifl", "fixmatch") else None
-    server = run_rounds(find(name)(**extra, buffers=buffers), rounds=2, model={"width": "wide"}, labelled=labelled)
+    if name.startswith("sdafl"):
+        extra |= {**TINY_GAN, "images_per_client": 4, "server_steps": 1, "local_steps": 2}
+    if name == "feddpgan":
+        extra |= {**TINY_GAN, "images_per_class": 2}
+    federation = small_federation(labelled=8 if name in ("semifl", "fixmatch") else None)
+    server = run_rounds(find(name)(**extra, buffers=buffers), rounds=2, model={"width": "wide"}, federation=federation)
     models = (
         [state["weights"] for state in server.client_states.values()] if name == "local" else [server.state.weights]
     )

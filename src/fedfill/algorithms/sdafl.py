@@ -19,6 +19,7 @@ from fedfill.algorithms import CONTRIBUTED
 from fedfill.algorithms.fedavg import FedAvg
 from fedfill.data.samples import Batch, Samples, draw
 from fedfill.engines.contract import Client, Message, Server, client_handler
+from fedfill.engines.exchange import shapes_of
 from fedfill.errors import FedfillError
 from fedfill.privacy.ledger import public, unbounded
 from fedfill.synthesis import gan
@@ -300,15 +301,19 @@ class SDAFL(GANOptions, FedAvg):
         pool, labels = server.state.pool, server.state.pool.labels.clone()
         for i, reply in replies.items():
             own = server.state.owners == i
-            weights = reply.weights if reply.model is None else reply.model
-            if bool(own.any()):
+            weights = reply.model if self.sends_model else reply.weights
+            if shapes_of(weights or {}) != shapes_of(server.state.weights):
+                server.lose(
+                    i, "train_aided", "its model is not the one that was asked for, so its images keep their labels"
+                )
+            elif bool(own.any()):
                 labels[own] = pseudo_labels(server.model(weights), pool.inputs[own], self.tau)
         server.state.pool = Samples(pool.inputs, labels)
 
     def update(self, server: Server, t: int) -> None:
         """Train the average on two mini-batches of synthetic images at a time (section 4)."""
         known = server.state.pool.labels >= 0
-        if not self.server_steps or not bool(known.any()):
+        if not self.server_steps or int(known.sum()) < 2:  # batch norm can't train on one
             return
         labelled = server.state.pool[known]
         training = replace(self.training(t), steps=self.server_steps)

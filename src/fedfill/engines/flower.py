@@ -267,6 +267,7 @@ class FlowerEngine:
         self._told: set[tuple[int, str]] = set()
         self._asked: dict[str, tuple[int, float]] = {}  # hello -> node, and when
         self._begun: int | None = None
+        self._preparations = program.preparations()
         self._gather(wait, enough)
 
     def call(self, handler: str, messages: Mapping[int, Message], t: int, average: Average | None = None) -> Answers:
@@ -285,6 +286,7 @@ class FlowerEngine:
         for message in messages.values():
             if id(message) not in bodies:
                 bodies[id(message)] = encode(message)
+        t += self._preparations  # on the wire the steps before the first round count as rounds
         self._begun = t if self._begun is None else self._begun
         words: dict[str, str | int] = {"digest": self._digest, "round": t, "begun": self._begun}
         contents = {i: pack(bodies[id(message)], **words, client=i) for i, message in messages.items()}
@@ -530,7 +532,7 @@ class Kept(Record):
 
     Attributes:
         run: The Flower run that wrote it last.
-        round: The last round in which a handler ran.
+        round: The last round in which a handler ran; the steps before the first round count as rounds here.
         before: The state as that round found it.
         now: The state since.
     """
@@ -663,8 +665,9 @@ def _run(handler: str, kind: Any, office: _Office, message: Tree, words: dict[st
         anew = kept is not None and kept.run != run
         state = tree.to(state, site.device)
         outcome, new = office.host.serve(
-            office.resident, handler, site.client, office.train, office.unlabelled, state, message, t
-        )
+            office.resident, handler, site.client, office.train, office.unlabelled, state, message,
+            t - site.program.preparations(),
+        )  # fmt: skip
         office.host.check(handler)
         if outcome.error is not None:
             log.warning("'%s' failed", handler, exc_info=outcome.error)
