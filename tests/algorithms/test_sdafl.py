@@ -211,7 +211,7 @@ def test_a_lost_upload_is_asked_for_three_times_and_then_the_others_go_on():
     world.engine.script["upload"] = unreliable
     world.prepare()
     assert sorted(asked) == [0, 1, 1, 1, 2]
-    assert world.server.warnings == ["1 clients uploaded no images, and the others go on without them"]
+    assert world.server.warnings == ["no images came from these clients, and the others go on without them: 1"]
     assert world.server.state.owners.tolist() == [0] * N + [2] * N
     world.round(0)  # client 1 trains all the same, and its model labels nothing
     assert world.labels == [[0] * N, [2] * N]
