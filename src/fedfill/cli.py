@@ -48,10 +48,12 @@ err = Console(stderr=True, highlight=False)
 # Defaults are named in the help and live in Experiment: None is an option that was not given, and --config may have it.
 Data = Annotated[
     str | None,
-    typer.Option(help="Data set: a name of 'fedfill list datasets' or a folder below --data-dir. [default: digits]"),
+    typer.Option(
+        help="Data set: a name of 'fedfill list datasets', or a folder or a table (NAME.csv) below --data-dir. [default: digits]"
+    ),
 ]
 DataDir = Annotated[
-    Path | None, typer.Option(help="Folder with data sets as Parquet or images. [default: $FEDFILL_DATA]")
+    Path | None, typer.Option(help="Folder with data sets as Parquet, images or CSV. [default: $FEDFILL_DATA]")
 ]
 DataFraction = Annotated[
     float | None, typer.Option(help="Share of the training set that is used, of each domain alike. [default: 1.0]")

@@ -22,9 +22,9 @@ class Experiment(BaseModel):
     algorithm: str
     """Name of the algorithm."""
     data: str = "digits"
-    """Name of the data set, or of a folder below `data_dir`."""
+    """Name of the data set, or of a folder or table below `data_dir`."""
     data_dir: str | None = None
-    """Folder with data sets as Parquet or images; none: the environment variable FEDFILL_DATA."""
+    """Folder with data sets as Parquet, images or CSV; none: the environment variable FEDFILL_DATA."""
     data_fraction: float = Field(default=1.0, gt=0, le=1)
     """Share of the training set that is used, of each class and domain alike."""
     image_size: int | None = Field(default=None, ge=1, le=4096)

@@ -9,7 +9,7 @@ import io
 import json
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -356,6 +356,16 @@ def check_alike(first: Tensor, second: Tensor, where: str) -> None:
             f"{list(second.shape[1:])} and "
             f"{second.dtype}; all must be alike"
         )
+
+
+def in_order(words: Iterable[str]) -> list[str]:
+    """Different words: whole numbers first and by their value, the others by the alphabet."""
+
+    def key(word: str) -> tuple[bool, int, str]:
+        whole = word.removeprefix("-").isdecimal()
+        return not whole, int(word) if whole else 0, word
+
+    return sorted(set(map(str, words)), key=key)
 
 
 def first_line(error: Exception) -> str:

@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from fedfill.data.images import (
     find_layout,
     first_line,
     from_arrow,
+    in_order,
     read_domain_names,
     read_domains,
     read_images,
@@ -37,6 +38,7 @@ from fedfill.data.images import (
 )
 from fedfill.data.partitions import Indices, hold_out
 from fedfill.data.samples import Samples
+from fedfill.data.tables import find_tables, read_tables, standardised
 from fedfill.errors import FedfillError, did_you_mean
 from fedfill.streams import numpy_stream
 
@@ -119,8 +121,8 @@ def load(name: str, data_dir: Path | str | None = None, size: int | None = None)
     """The data set of this name: bundled, else from the data folder, else from the Hugging Face Hub.
 
     Args:
-        name: ``digits``, a folder below `data_dir`, or one of `NAMES`.
-        data_dir: Where folders of Parquet files or images lie; the environment variable FEDFILL_DATA where None.
+        name: ``digits``, a folder or a table (``NAME.csv``) below `data_dir`, or one of `NAMES`.
+        data_dir: Where tables and folders of Parquet files or images lie; the environment variable FEDFILL_DATA where None.
         size: Pixels to a side to bring every image to, in colour; None: as they are.
 
     Returns:
@@ -153,7 +155,7 @@ def _load(name: str, data_dir: str | None, setting: str, size: int | None) -> So
         return _join(name, f"data '{name}'", {part: _parts_of(source) for part, source in parts.items()})
     if name in HUB:
         return _from_hub(name, size)
-    local = [path.name for path in Path(data_dir).iterdir() if path.is_dir()] if data_dir is not None else []
+    local = [p.name for p in Path(data_dir).iterdir() if p.is_dir() or _is_table(p)] if data_dir is not None else []
     raise FedfillError(f"data: '{name}' is unknown; {did_you_mean(name, {*NAMES, *local})}")
 
 
@@ -243,17 +245,13 @@ def _by_name(train: Part, test: Part | None, where: str) -> dict[str, tuple[Part
     own, given = (np.unique(np.empty(0, str) if p is None or p.domains is None else p.domains) for p in (train, test))
     if len(extra := np.setdiff1d(given, own)):
         raise FedfillError(f"{where}: the test samples have a domain '{extra[0]}' that the training samples don't have")
-    names = sorted(map(str, own), key=lambda word: (not _whole(word), int(word) if _whole(word) else 0, word))
+    names = in_order(own)
 
     def of(part: Part, domain: str) -> Part:
         assert part.domains is not None
         return Part(part.samples[torch.from_numpy(np.flatnonzero(part.domains == domain))], part.names, part.place)
 
     return {n: (of(train, n), of(test, n) if test is not None and n in given else None) for n in names}
-
-
-def _whole(word: str) -> bool:
-    return word.removeprefix("-").isdecimal()
 
 
 def _parts_of(source: Source) -> tuple[Part, Part | None]:
@@ -320,19 +318,27 @@ def _too_few(where: str, what: str) -> str:
 
 
 def _folder(name: str, data_dir: Path) -> Path | None:
-    """The folder that holds the data set: the one of its name, or the data folder where data lie directly in it."""
-    if name and name == Path(name).name and name != ".." and (data_dir / name).is_dir():
-        return data_dir / name
+    """The folder or table of this name, or the data folder where data lie directly in it."""
+    if name and name == Path(name).name and name != "..":
+        place = data_dir / name
+        if place.is_dir() or _is_table(place):
+            return place
+    if (data_dir / "train.csv").is_file():
+        return data_dir
     # folders of folders of images may as well be several data sets
     return data_dir if find_layout(data_dir) not in (None, "domains") else None
 
 
+def _is_table(path: Path) -> bool:
+    return path.suffix.lower() in (".csv", ".parquet") and path.is_file()
+
+
 def from_folder(name: str, folder: Path, one_of_many: bool = False, size: int | None = None) -> Source:
-    """A source from a folder of Parquet files or images.
+    """A source from a folder of Parquet files, images or tables.
 
     Args:
         name: What to call it.
-        folder: The folder.
+        folder: The folder, or the file of a table.
         one_of_many: Whether it holds the data of one client alone, which may lack classes and a test set.
         size: Pixels to a side to bring every image to, in colour; None: as they are.
 
@@ -343,11 +349,23 @@ def from_folder(name: str, folder: Path, one_of_many: bool = False, size: int | 
         FedfillError: Where it can't be read.
     """
     where = f"data '{name}'"
+    if (tables := find_tables(folder)) is not None:
+        if one_of_many:
+            raise FedfillError(
+                f"{where}: '{tables[0]}' is a table, and a host alone can't know all words of its columns; encode it and give "
+                "it as safetensors"
+            )
+        if size is not None:
+            raise FedfillError(f"image_size: found {size}, but '{tables[0]}' is a table and holds no images")
+        train, test, numbers = read_tables(*tables, where)
+        raw = _source(name, where, train, test)
+        own, held = standardised(raw.train, raw.test, numbers)
+        return replace(raw, train=own, test=held)
     folder = descend(folder, where)
     layout = find_layout(folder)
     if layout is None:
         raise FedfillError(
-            f"{where}: '{folder}' holds neither train*.parquet files, nor one folder with them, nor a train folder, nor "
+            f"{where}: '{folder}' holds neither train*.parquet files, nor train.csv, nor one folder with them, nor a train folder, nor "
             "a folder of images for each class, nor a folder for each domain with these"
         )
     if layout == "domains":
