@@ -60,21 +60,24 @@ DataFraction = Annotated[
 ]
 ImageSize = Annotated[
     int | None,
-    typer.Option(help="Pixels to a side to which every image is brought, in colour. [default: as they are stored]"),
+    typer.Option(
+        help="Pixels to a side to which every image is brought, in colour; none: as they are stored. [default: none]"
+    ),
 ]
 Partition = Annotated[
     str | None,
     typer.Option(help="How data are divided among clients: see 'fedfill list partitions'. [default: dirichlet:0.5]"),
 ]
 Clients = Annotated[
-    int | None, typer.Option(help="Number of clients. [default: 10; with --partition domain, what the domains make]")
+    int | None,
+    typer.Option(help="Number of clients; with --partition domain as many as the domains need. [default: 10]"),
 ]
 ClientTest = Annotated[
     float | None, typer.Option(help="Share of each client's samples kept as its own test split. [default: 0.1]")
 ]
 ClientValidation = Annotated[
     float | None,
-    typer.Option(help="Share of what is left of each client's samples that is kept for validation. [default: 0]"),
+    typer.Option(help="Share of what is left of each client's samples that is kept for validation. [default: none]"),
 ]
 LabelledPerClient = Annotated[
     int | None, typer.Option(help="How many of each client's training samples keep their labels. [default: all]")

@@ -399,7 +399,7 @@ def test_clients_of_a_domain_without_test_samples_hold_out_their_own() -> None:
     data = {"few": (floats(0, 2), [0, 1]), "many": (floats(100, 40), [0, 1] * 20)}
     federation = make(data, client_test=0.5)
     assert [len(client.test) for client in federation.clients] == [0, 8]
-    assert federation.notes[-1].endswith("a domain without one: 1 of 2 clients, which keep 50% of their samples.")
+    assert federation.notes[-1].endswith("; where a domain has none, 50% of the client's samples: 1 of 2 clients.")
     # two of one class are too few for a fifth, and enough for a half
     data["few"] = (floats(0, 2), [0, 0])
     federation = make(data, client_test=0.5)

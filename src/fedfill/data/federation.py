@@ -223,7 +223,7 @@ def federate(
         notes.append(
             "Each client is tested on the whole test set of its domain"
             + (
-                f"; a domain without one: {without:,} of {len(members):,} clients, which keep {client_test:.0%} of their samples."
+                f"; where a domain has none, {client_test:.0%} of the client's samples: {without:,} of {len(members):,} clients."
                 if without
                 else "."
             )
