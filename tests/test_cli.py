@@ -16,6 +16,7 @@ import pytest
 import tomli_w
 import torch
 from click.testing import Result
+from PIL import Image
 from typer.testing import CliRunner
 
 import fedfill
@@ -90,6 +91,9 @@ def refused(words: Sequence[str], *parts: str) -> None:
         (["fedavg", "--participation", "inf"], ["participation: found inf"]),
         (["fedavg", "--data-fraction", "0"], ["data_fraction: found 0.0; allowed: more than 0"]),
         (["fedavg", "--client-test", "0.9"], ["client_test: found 0.9; allowed: at most 0.5"]),
+        (["fedavg", "--client-validation", "0.9"], ["client_validation: found 0.9; allowed: at most 0.5"]),
+        (["fedavg", "--image-size", "0"], ["image_size: found 0; allowed: at least 1"]),
+        (["fedavg", "--partition", "domain"], ["partition: 'domain' needs data whose samples have domains"]),
         (["fedavg", "--labelled-per-client", "0"], ["labelled_per_client: found 0; allowed: at least 1"]),
         (["fedavg", "--labelled-per-client", "-1"], ["labelled_per_client: found -1; allowed: at least 1"]),
         (["fedavg", "--set", "labelled_per_client=3"], ["has an option of its own, --labelled-per-client"]),
@@ -501,6 +505,37 @@ def test_partition_shows_samples_without_labels(width: int, columns: int, monkey
         assert [row[2] for row in rows] == ["10"] * 4, "classes, each of them with a label"
 
 
+def test_partition_by_domain(elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    for start, domain in enumerate(("sea", "air")):
+        for name in ("ant", "bee"):
+            (elsewhere / "data" / "pets" / domain / name).mkdir(parents=True)
+            for k in range(10):
+                Image.new("L", (2 + k, 3), 10 * k + start).save(
+                    elsewhere / "data" / "pets" / domain / name / f"{k}.png"
+                )
+    words = [
+        "--data",
+        "pets",
+        "--data-dir",
+        "data",
+        "--image-size",
+        "4",
+        "--partition",
+        "domain:2",
+        "--client-validation",
+        "0.25",
+    ]
+    result = fedfill_("partition", *words)
+    assert result.exit_code == 0, result.output
+    rows = [line.split() for line in result.stdout.splitlines() if line.strip()[:1].isdigit()]
+    # of 16 samples of a domain two clients have 8 each, of which two are kept for validation; all four share the test set's halves
+    assert [(row[1], row[2], *row[-2:]) for row in rows] == [
+        (domain, "6", "2", "4") for domain in ("air", "air", "sea", "sea")
+    ]
+    refused(["partition", *words, "--clients", "10"], "clients: found 10, but partition 'domain:2' makes 4")
+
+
 def test_a_run_with_few_labels_trains_on_these(elsewhere: Path) -> None:
     result = fedfill_("run", "fedavg", *TINY, "--labelled-per-client", "20", "--out", "r")
     assert result.exit_code == 0, result.output
@@ -525,8 +560,8 @@ def test_partition_of_many_clients_and_classes_is_short(monkeypatch: pytest.Monk
     ("what", "words"),
     [
         ("algorithms", ["fedavg", "feddpms"]),
-        ("datasets", ["digits", "cifar100"]),
-        ("partitions", ["iid", "dirichlet"]),
+        ("datasets", ["digits", "cifar100", "digits-domains"]),
+        ("partitions", ["iid", "dirichlet", "domain:K"]),
         ("models", ["auto", "cnn2"]),
     ],
 )

@@ -48,19 +48,36 @@ err = Console(stderr=True, highlight=False)
 # Defaults are named in the help and live in Experiment: None is an option that was not given, and --config may have it.
 Data = Annotated[
     str | None,
-    typer.Option(help="Data set: a name of 'fedfill list datasets' or a folder below --data-dir. [default: digits]"),
+    typer.Option(
+        help="Data set: a name of 'fedfill list datasets', or a folder or a table (NAME.csv) below --data-dir. [default: digits]"
+    ),
 ]
 DataDir = Annotated[
-    Path | None, typer.Option(help="Folder with data sets as Parquet or images. [default: $FEDFILL_DATA]")
+    Path | None, typer.Option(help="Folder with data sets as Parquet, images or CSV. [default: $FEDFILL_DATA]")
 ]
-DataFraction = Annotated[float | None, typer.Option(help="Share of the training set that is used. [default: 1.0]")]
+DataFraction = Annotated[
+    float | None, typer.Option(help="Share of the training set that is used, of each domain alike. [default: 1.0]")
+]
+ImageSize = Annotated[
+    int | None,
+    typer.Option(
+        help="Pixels to a side to which every image is brought, in colour; none: as they are stored. [default: none]"
+    ),
+]
 Partition = Annotated[
     str | None,
     typer.Option(help="How data are divided among clients: see 'fedfill list partitions'. [default: dirichlet:0.5]"),
 ]
-Clients = Annotated[int | None, typer.Option(help="Number of clients. [default: 10]")]
+Clients = Annotated[
+    int | None,
+    typer.Option(help="Number of clients; with --partition domain as many as the domains need. [default: 10]"),
+]
 ClientTest = Annotated[
     float | None, typer.Option(help="Share of each client's samples kept as its own test split. [default: 0.1]")
+]
+ClientValidation = Annotated[
+    float | None,
+    typer.Option(help="Share of what is left of each client's samples that is kept for validation. [default: none]"),
 ]
 LabelledPerClient = Annotated[
     int | None, typer.Option(help="How many of each client's training samples keep their labels. [default: all]")
@@ -141,9 +158,11 @@ def run(
     data: Data = None,
     data_dir: DataDir = None,
     data_fraction: DataFraction = None,
+    image_size: ImageSize = None,
     partition: Partition = None,
     clients: Clients = None,
     client_test: ClientTest = None,
+    client_validation: ClientValidation = None,
     labelled_per_client: LabelledPerClient = None,
     participation: Participation = None,
     rounds: Rounds = None,
@@ -183,9 +202,11 @@ def rehearse(
     data: Data = None,
     data_dir: DataDir = None,
     data_fraction: DataFraction = None,
+    image_size: ImageSize = None,
     partition: Partition = None,
     clients: Clients = None,
     client_test: ClientTest = None,
+    client_validation: ClientValidation = None,
     labelled_per_client: LabelledPerClient = None,
     participation: Participation = None,
     rounds: Rounds = None,
@@ -226,8 +247,10 @@ def init(
         str | None, typer.Option(help="A data set that looks like the hosts', or a name for theirs. [default: digits]")
     ] = None,
     data_dir: DataDir = None,
+    image_size: ImageSize = None,
     clients: Annotated[int | None, typer.Option(help="Number of hosts. [default: 3]")] = None,
     client_test: ClientTest = None,
+    client_validation: ClientValidation = None,
     labelled_per_client: LabelledPerClient = None,
     participation: Participation = None,
     rounds: Rounds = None,
@@ -290,9 +313,11 @@ def compare(
     data: Data = None,
     data_dir: DataDir = None,
     data_fraction: DataFraction = None,
+    image_size: ImageSize = None,
     partition: Partition = None,
     clients: Clients = None,
     client_test: ClientTest = None,
+    client_validation: ClientValidation = None,
     labelled_per_client: LabelledPerClient = None,
     participation: Participation = None,
     rounds: Rounds = None,
@@ -390,9 +415,11 @@ def partition(
     data: Data = None,
     data_dir: DataDir = None,
     data_fraction: DataFraction = None,
+    image_size: ImageSize = None,
     partition: Partition = None,
     clients: Clients = None,
     client_test: ClientTest = None,
+    client_validation: ClientValidation = None,
     labelled_per_client: LabelledPerClient = None,
     seed: Seed = None,
     picture: Annotated[Path, typer.Option("--out", help="PNG file of the heat map.")] = Path("runs/partition.png"),
@@ -408,7 +435,7 @@ def partition(
         federation = divide(plan)
         with writing(picture):
             picture.parent.mkdir(parents=True, exist_ok=True)
-            heat_map(federation.counts, federation.class_names, picture)
+            heat_map(federation.counts, federation.class_names, picture, federation.client_names)
         _print_federation(federation, f"{federation.name}, {plan.partition}, seed {plan.seed}")
         out.print(f"Heat map: {picture}", soft_wrap=True, markup=False)
 
@@ -776,9 +803,10 @@ def _print_federation(federation: Federation, title: str) -> None:
         title += f", {len(names)} classes"
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     for column in header:
-        table.add_column(column, justify="right", overflow="fold")
+        whole = column not in names and " " not in column
+        table.add_column(column, justify="right", overflow="fold", no_wrap=whole)
     for row in rows[:MOST_ROWS]:
-        table.add_row(str(row[0]), *(str(value) if value else "·" for value in row[1:]))
+        table.add_row(row[0], *(str(value) if value else "·" for value in row[1:]))
     out.print(table)
     if len(rows) > MOST_ROWS:
         _paragraph(f"... and {len(rows) - MOST_ROWS} more clients, all of them in the picture.")

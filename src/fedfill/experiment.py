@@ -32,8 +32,9 @@ def run(
     Args:
         algorithm: A name of ``fedfill list algorithms``, or an `Algorithm` class of your own.
         data: A name of ``fedfill list datasets``; or ``(inputs, labels)`` arrays, with ``(test inputs, test labels)``
-            behind them where there are any; a ``datasets.Dataset`` or ``DatasetDict``; a list with one of these for each client.
-        partition: Words such as ``"dirichlet:0.5"``, or a partitioner object of ``flwr_datasets``.
+            behind them where there are any; a ``datasets.Dataset`` or ``DatasetDict``; a list with one of these for each client, or a
+            dict with one for each domain.
+        partition: Words such as ``"dirichlet:0.5"`` or ``"domain"``, or a partitioner object of ``flwr_datasets``.
         model: A name of ``fedfill list models``, or a ``torch.nn.Module`` that has the parts which the algorithm names.
         out: The run directory; None: one below ``runs/`` with a name of its own.
         on_round: Called after each round with its record and the number of rounds.

@@ -224,7 +224,10 @@ def _loop(
         done, seconds, preparation = _restore(prepared, directory, server, engine, device)
         records = directory.cut_rounds(done)
         counts = federation.counts if any(map(any, federation.counts)) else None  # None: they stay with the clients
-        directory.write("partition.json", to_json({"class_names": federation.class_names, "clients": counts}))
+        division = {"class_names": federation.class_names, "clients": counts}
+        if federation.domains:
+            division["domains"] = federation.domains
+        directory.write("partition.json", to_json(division))
 
         def keep(rounds: int, weights: Weights) -> None:
             directory.write_checkpoint(

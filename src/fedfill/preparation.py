@@ -138,6 +138,8 @@ def divide(experiment: Experiment, *, data: Any = None, partition: Any = None) -
         seed=experiment.seed,
         client_test=experiment.client_test,
         labelled_per_client=experiment.labelled_per_client,
+        client_validation=experiment.client_validation,
+        image_size=experiment.image_size,
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from fedfill.algorithms import Algorithm
 from fedfill.errors import FedfillError, did_you_mean
@@ -22,17 +22,21 @@ class Experiment(BaseModel):
     algorithm: str
     """Name of the algorithm."""
     data: str = "digits"
-    """Name of the data set, or of a folder below `data_dir`."""
+    """Name of the data set, or of a folder or table below `data_dir`."""
     data_dir: str | None = None
-    """Folder with data sets as Parquet or images; none: the environment variable FEDFILL_DATA."""
+    """Folder with data sets as Parquet, images or CSV; none: the environment variable FEDFILL_DATA."""
     data_fraction: float = Field(default=1.0, gt=0, le=1)
-    """Share of the training set that is used."""
+    """Share of the training set that is used, of each class and domain alike."""
+    image_size: int | None = Field(default=None, ge=1, le=4096)
+    """Pixels to a side to which every image is brought, in colour; none: images stay as they are stored."""
     partition: str = "dirichlet:0.5"
     """How the training set is divided among the clients."""
     clients: int | None = Field(default=10, ge=1)
-    """Number of clients (K); none: as many as a list of data sets or a partitioner object makes."""
+    """Number of clients (K); none: as many as a list of data sets, the domains or a partitioner object make."""
     client_test: float = Field(default=0.1, ge=0, le=0.5)
     """Share of each client's samples that is kept as its own test split."""
+    client_validation: float | None = Field(default=None, ge=0, le=0.5)
+    """Share of what is left of each client's samples that is kept for validation; none: nothing is."""
     labelled_per_client: int | None = Field(default=None, ge=1)
     """How many of each client's training samples keep their labels; none: all."""
     participation: float = Field(default=1.0, gt=0, le=1)
@@ -63,6 +67,14 @@ class Experiment(BaseModel):
     """Settings of the algorithm and its local training."""
     model_settings: dict[str, Any] = Field(default_factory=dict)
     """Settings of the built-in networks."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _clients_of_domains(cls, values: Any) -> Any:
+        """Domains say how many clients there are where nobody else does."""
+        if isinstance(values, dict) and str(values.get("partition", "")).partition(":")[0].strip() == "domain":
+            return {"clients": None, **values}
+        return values
 
 
 def split_settings(algorithm: type[Algorithm], values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -81,7 +81,7 @@ def test_class_table() -> None:
     )
     header, rows = class_table(make(source, clients=1, client_test=0.3))
     assert header == ["client", "samples", "ant", "bee", "own test"]
-    assert rows == [[0, 3, 1, 2, 1]]
+    assert rows == [["0", 3, 1, 2, 1]]
 
 
 def test_fraction_is_stratified_nested_and_leaves_the_test_set_whole() -> None:

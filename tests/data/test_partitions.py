@@ -311,7 +311,7 @@ def test_quantity_skews_sizes_and_not_labels() -> None:
     ("spec", "sentence"),
     [
         ("dirichelt:0.5", "'dirichelt:0.5' is unknown; did you mean 'dirichlet'"),
-        ("", "'' is unknown; allowed: classes, dirichlet, iid, multimodal, quantity, unimodal"),
+        ("", "'' is unknown; allowed: classes, dirichlet, domain, iid, multimodal, quantity, unimodal"),
         ("iid:3", "'iid' takes no number"),
         ("dirichlet", "'dirichlet' needs a number above 0, such as 'dirichlet:0.5', but 'dirichlet' has none"),
         ("dirichlet:", "has none"),
@@ -395,7 +395,10 @@ def test_labels_must_be_a_list_of_integers(labels: NDArray[Any]) -> None:
 
 
 def test_parse_knows_every_listed_name() -> None:
-    examples = {usage: usage.replace("BETA", "0.5").replace("SHARES", "0.7,0.3").replace("C", "2") for usage in NAMES}
+    examples = {
+        usage: usage.replace("BETA", "0.5").replace("SHARES", "0.7,0.3").replace("C", "2").replace("K", "3")
+        for usage in NAMES
+    }
     assert [parse(example) for example in examples.values()] == [
         ("iid", []),
         ("dirichlet", [0.5]),
@@ -403,7 +406,9 @@ def test_parse_knows_every_listed_name() -> None:
         ("unimodal", [2.0]),
         ("multimodal", [2.0, 0.7, 0.3]),
         ("quantity", [0.5]),
+        ("domain", [3.0]),
     ]
+    assert parse("domain") == ("domain", [])
 
 
 def test_shares_in_a_spec() -> None:

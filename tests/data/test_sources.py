@@ -18,7 +18,7 @@ from PIL import Image
 from sklearn.datasets import load_digits
 
 from fedfill.data import sources
-from fedfill.data.sources import HUB, NAMES, Source, from_python, load
+from fedfill.data.sources import HUB, JOINED, NAMES, Source, from_python, load
 from fedfill.errors import FedfillError
 from fedfill.tree import sha256
 
@@ -519,7 +519,7 @@ def test_a_download_that_breaks_off_is_one_sentence(monkeypatch: pytest.MonkeyPa
 
 
 def test_every_name_is_bundled_or_on_the_hub() -> None:
-    assert set(NAMES) == {"digits", *HUB}
+    assert set(NAMES) == {"digits", *HUB, *JOINED}
 
 
 # ---- Python objects

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import safetensors.torch
@@ -20,7 +20,7 @@ from fedfill.streams import numpy_stream
 FORMATS = {
     "parquet": "a folder with train*.parquet, and perhaps test*.parquet",
     "images": "a folder with a folder of images for each class, or with train and test folders of these",
-    "safetensors": "a file with the tensors inputs and labels, and perhaps test_inputs with test_labels, and unlabelled_inputs",
+    "safetensors": "a file with the tensors inputs and labels, and perhaps test_inputs with test_labels, validation_inputs with validation_labels, and unlabelled_inputs",
 }
 DTYPES = {"uint8": torch.uint8, "float32": torch.float32}
 
@@ -104,6 +104,8 @@ def load_host(
     client: int = 0,
     share: float = 0.0,
     labelled: int | None = None,
+    validation: float | None = None,
+    size: int | None = None,
     seed: int = 0,
 ) -> ClientData:
     """What a host holds.
@@ -118,10 +120,13 @@ def load_host(
             none, and what they bring is not used.
         labelled: How many of the training samples keep their labels; None: all. Samples that the data bring without
             labels come on top.
+        validation: Share of what is left that is kept for validation where the data bring none; with none
+            they need none, and what they bring is not used.
+        size: Pixels to a side to bring every image of a folder to, in colour; None: as they are.
         seed: Of the experiment.
 
     Returns:
-        Training samples, the own test split, and samples without labels.
+        Training samples, the own test split, samples without labels, and those for validation.
 
     Raises:
         FedfillError: Where there is nothing, or it doesn't fit the task.
@@ -134,15 +139,19 @@ def load_host(
     if form != "safetensors" and not place.is_dir():
         raise FedfillError(f"{setting}: '{place}' is no folder; it should be {FORMATS[form]}")
     if form == "safetensors":
-        train, test, unlabelled = _read_safetensors(place, task, setting)
+        train, test, given, unlabelled = _read_safetensors(place, task, setting)
     else:
-        train, test, unlabelled = (*_read_folder(place, task, setting), task.nothing)
+        train, test, given, unlabelled = (*_read_folder(place, task, setting, size), None, task.nothing)
     if not len(train):
         raise FedfillError(f"{setting}: '{place}' holds no samples; a host needs at least one")
     if test is None and share:
         kept, held = hold_out(train.labels.numpy(), share, numpy_stream(seed, "client-test", client))
         train, test = train[torch.from_numpy(kept)], train[torch.from_numpy(held)]
     own = ClientData(train, test if test is not None and share else task.nothing, unlabelled)
+    if given is not None and validation:
+        own = replace(own, validation=given)
+    else:
+        own = own.with_validation(validation, numpy_stream(seed, "client-validation", client))
     return own.with_labels(labelled, numpy_stream(seed, "labelled", client))
 
 
@@ -151,7 +160,7 @@ def save_host(path: Path, data: ClientData) -> None:
 
     Args:
         path: The file.
-        data: Samples; an own test split is written even where it is empty, samples without labels where there are any.
+        data: Samples; an own test split is written even where it is empty, the others where there are any.
     """
     tensors = {
         "inputs": data.train.inputs.contiguous(),
@@ -162,17 +171,20 @@ def save_host(path: Path, data: ClientData) -> None:
     }
     if len(data.unlabelled):
         tensors["unlabelled_inputs"] = data.unlabelled.inputs.clone(memory_format=torch.contiguous_format)
+    if len(data.validation):
+        tensors["validation_inputs"] = data.validation.inputs.clone(memory_format=torch.contiguous_format)
+        tensors["validation_labels"] = data.validation.labels.clone()
     path.parent.mkdir(parents=True, exist_ok=True)
     safetensors.torch.save_file(tensors, path)
 
 
-def _read_safetensors(path: Path, task: Task, setting: str) -> tuple[Samples, Samples | None, Samples]:
+def _read_safetensors(path: Path, task: Task, setting: str) -> tuple[Samples, Samples | None, Samples | None, Samples]:
     try:
         tensors = safetensors.torch.load_file(path)
     except (OSError, SafetensorError) as error:
         raise FedfillError(f"{setting}: '{path}' can't be read as safetensors ({error})") from error
     parts: list[Samples | None] = []
-    for prefix in ("", "test_"):
+    for prefix in ("", "test_", "validation_"):
         inputs, labels = tensors.get(f"{prefix}inputs"), tensors.get(f"{prefix}labels")
         if inputs is None and labels is None and prefix:
             parts.append(None)
@@ -188,16 +200,16 @@ def _read_safetensors(path: Path, task: Task, setting: str) -> tuple[Samples, Sa
         if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < len(task.class_names):
             raise FedfillError(f"{setting}: {prefix}labels in '{path}' go beyond the {len(task.class_names)} classes")
         parts.append(_fitting(Samples(inputs, labels), task, f"{setting}: '{path}'"))
-    train, test = parts
+    train, test, validation = parts
     unlabelled = task.nothing
     if (inputs := tensors.get("unlabelled_inputs")) is not None:
         without = torch.full(inputs.shape[:1], UNKNOWN)
         unlabelled = _fitting(Samples(inputs, without), task, f"{setting}: unlabelled_inputs in '{path}'")
-    return train or task.nothing, test, unlabelled
+    return train or task.nothing, test, validation, unlabelled
 
 
-def _read_folder(path: Path, task: Task, setting: str) -> tuple[Samples, Samples | None]:
-    source = sources.from_folder(path.name, path, one_of_many=True)
+def _read_folder(path: Path, task: Task, setting: str, size: int | None) -> tuple[Samples, Samples | None]:
+    source = sources.from_folder(path.name, path, one_of_many=True, size=size)
     unknown = [name for name in source.class_names if name not in task.class_names]
     if unknown:
         raise FedfillError(
@@ -209,7 +221,7 @@ def _read_folder(path: Path, task: Task, setting: str) -> tuple[Samples, Samples
         for part in (source.train, source.test)
     )
     # a fifth that was only held out for want of a test set goes back: the share is the experiment's
-    return (train, test) if source.note == sources.OWN else (train + test, None)
+    return (train, test) if source.note.startswith(sources.OWN) else (train + test, None)
 
 
 def _fitting(samples: Samples, task: Task, where: str) -> Samples:

@@ -1,6 +1,6 @@
 """Images on disk: Parquet in the Hugging Face layout and folders by class, decoded to uint8 tensors.
 
-Images stay ``[n, channels, height, width]`` as they were stored; nothing is resized or scaled here.
+Images stay ``[n, channels, height, width]`` as they were stored, unless a size is asked for; values are not scaled here.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import io
 import json
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +25,7 @@ from fedfill.errors import FedfillError
 
 IMAGE_COLUMNS = ("image", "img")
 LABEL_COLUMNS = ("label", "fine_label")
+DOMAIN_COLUMN = "domain"
 IMAGE_SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".pgm", ".ppm"})
 
 SHARD = re.compile(r"(.+)-(\d+)-of-(\d+)(-[0-9a-f]+)?\.parquet")
@@ -43,20 +44,25 @@ class Part:
         samples: Its samples.
         names: The classes' names; None where nothing tells them.
         place: Where its highest label stands, for the beginning of a sentence.
+        domains: ``[n]`` names of the samples' domains; None where they have none.
     """
 
     samples: Samples
     names: tuple[str, ...] | None
     place: str
+    domains: np.ndarray[Any, Any] | None = None
 
 
 def find_layout(folder: Path) -> str | None:
-    """How data lie there: ``parquet``, ``splits`` (train/CLASS/images), ``classes`` (CLASS/images) or not at all."""
+    """How data lie there: ``parquet``, ``splits`` (train/), ``classes`` (CLASS/images), ``domains`` (DOMAIN/CLASS/images) or not at all."""
     if any(folder.glob("train*.parquet")):
         return "parquet"
     if (folder / "train").is_dir():
         return "splits"
-    return "classes" if any(any(_images(child)) for child in _children(folder)) else None
+    if any(any(_images(child)) for child in _children(folder)):
+        return "classes"
+    grandchildren = (grandchild for child in _children(folder) for grandchild in _children(child))
+    return "domains" if any(any(_images(grandchild)) for grandchild in grandchildren) else None
 
 
 def descend(folder: Path, where: str) -> Path:
@@ -84,8 +90,15 @@ def _images(folder: Path) -> Iterator[Path]:
     )
 
 
-def read_images(folder: Path, names: tuple[str, ...] | None) -> Part:
-    """The images of ``folder/CLASS/``; for a test split `names` are the training classes, and it may have no other."""
+def read_domains(folder: Path, names: tuple[str, ...] | None, size: int | None) -> dict[str, Part]:
+    """The images of ``folder/DOMAIN/CLASS/`` by domain; a domain may lack classes that another has."""
+    found = _children(folder)
+    classes = names or tuple(sorted({child.name for domain in found for child in _children(domain)}))
+    return {domain.name: read_images(domain, classes, size) for domain in found}
+
+
+def read_images(folder: Path, names: tuple[str, ...] | None, size: int | None = None) -> Part:
+    """The images of ``folder/CLASS/``; where `names` are given, it may have no other classes."""
     found = tuple(path.name for path in _children(folder))
     if not found:
         raise FedfillError(f"data: '{folder}' holds no class folders")
@@ -100,21 +113,23 @@ def read_images(folder: Path, names: tuple[str, ...] | None) -> Part:
             raise FedfillError(f"data: the class folder '{child}' holds no images")
         paths += members
         labels += [names.index(child.name)] * len(members)
-    inputs = _stack(_decode(paths, lambda row: f"'{paths[row]}'"))
+    inputs = _stack(_decode(paths, lambda row: f"'{paths[row]}'", size))
     return Part(Samples(inputs, torch.tensor(labels)), names, f"data: '{folder}'")
 
 
 # ---- Parquet
 
 
-def read_parquet(folder: Path, split: str) -> Part:
+def read_parquet(folder: Path, split: str, size: int | None = None) -> Part:
     """All shards of a split, in the order of their names."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     images: list[Tensor] = []
     labels: list[np.ndarray[Any, Any]] = []
+    domains: list[np.ndarray[Any, Any]] = []
     names: tuple[str, ...] | None = None
+    has_domain = False
     highest, place = -1, ""
     files = sorted(folder.glob(f"{split}*.parquet"))
     _check_files(files, split)
@@ -126,9 +141,17 @@ def read_parquet(folder: Path, split: str) -> Part:
             own_names = _class_names(parquet.schema_arrow.metadata, label)
             if index and own_names != names:
                 raise FedfillError(f"{where} names its classes differently from '{files[0]}'")
-            names, start = own_names, 0
-            for batch in parquet.iter_batches(batch_size=8192, columns=[image, label]):
-                read, wanted = from_arrow(batch.column(image), batch.column(label), start, names, where, paths=False)
+            if index and (DOMAIN_COLUMN in parquet.schema_arrow.names) != has_domain:
+                raise FedfillError(f"{where} and '{files[0]}' must both have a column '{DOMAIN_COLUMN}', or neither")
+            names, start, has_domain = own_names, 0, DOMAIN_COLUMN in parquet.schema_arrow.names
+            columns = [image, label, *[DOMAIN_COLUMN] * has_domain]
+            for batch in parquet.iter_batches(batch_size=8192, columns=columns):
+                read, wanted = from_arrow(
+                    batch.column(image), batch.column(label), start, names, where, paths=False, size=size
+                )
+                if has_domain:
+                    named = _class_names(parquet.schema_arrow.metadata, DOMAIN_COLUMN)
+                    domains.append(read_domain_names(batch.column(DOMAIN_COLUMN), named, where))
                 if images:
                     check_alike(images[0], read, where)
                 images.append(read)
@@ -140,7 +163,27 @@ def read_parquet(folder: Path, split: str) -> Part:
             raise FedfillError(f"{where} can't be read as Parquet, it may be cut short: {first_line(error)}") from error
     if not images:
         raise FedfillError(f"data: '{files[0]}' holds no samples")
-    return Part(Samples(torch.cat(images), torch.from_numpy(np.concatenate(labels))), names, place)
+    origin = np.concatenate(domains) if domains else None
+    return Part(Samples(torch.cat(images), torch.from_numpy(np.concatenate(labels))), names, place, origin)
+
+
+def read_domain_names(column: Any, names: tuple[str, ...] | None, where: str) -> np.ndarray[Any, Any]:
+    """The domain of each row by name, from an Arrow array of strings or of integers that `names` may name."""
+    import pyarrow as pa
+
+    if pa.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    kind = column.type
+    if not (pa.types.is_integer(kind) or pa.types.is_string(kind) or pa.types.is_large_string(kind)):
+        raise FedfillError(f"{where} has domains of type {kind}, but strings or integers are needed")
+    if column.null_count:
+        raise FedfillError(f"{where} has {column.null_count} empty domains")
+    values = column.to_pylist()
+    if names is not None and pa.types.is_integer(kind):
+        if wrong := [value for value in values if not 0 <= value < len(names)]:
+            raise FedfillError(f"{where}: a domain is {wrong[0]}, but there are {len(names)} domain names")
+        values = [names[value] for value in values]
+    return np.array(values, dtype=str)
 
 
 def _check_files(files: list[Path], split: str) -> None:
@@ -186,7 +229,7 @@ def _class_names(metadata: dict[bytes, bytes] | None, label: str) -> tuple[str, 
 
 
 def from_arrow(
-    images: Any, labels: Any, start: int, names: tuple[str, ...] | None, where: str, *, paths: bool
+    images: Any, labels: Any, start: int, names: tuple[str, ...] | None, where: str, *, paths: bool, size: int | None
 ) -> tuple[Tensor, np.ndarray[Any, Any]]:
     """Decoded images and checked labels of two Arrow arrays, of which the first row is row `start` of the file.
 
@@ -197,6 +240,7 @@ def from_arrow(
         names: The classes' names, where they are known.
         where: The beginning of an error sentence.
         paths: Whether to open the file at the struct's ``path`` where a row has no bytes.
+        size: Pixels to a side to bring every image to, in colour; None: as they are.
 
     Returns:
         ``[n, c, h, w]`` uint8 images and ``[n]`` int64 labels.
@@ -220,26 +264,29 @@ def from_arrow(
         raise FedfillError(
             f"{where} has images of type {images.type}, but encoded images as struct{{bytes, path}} are needed"
         )
-    return _stack(_decode(encoded, lambda row: f"row {start + row} of {where.removeprefix('data: ')}")), indices
+    pixels = _decode(encoded, lambda row: f"row {start + row} of {where.removeprefix('data: ')}", size)
+    return _stack(pixels), indices
 
 
 # ---- decoding
 
 
-def _decode(encoded: Sequence[bytes | Path | None], where: Callable[[int], str]) -> np.ndarray[Any, Any]:
+def _decode(
+    encoded: Sequence[bytes | Path | None], where: Callable[[int], str], size: int | None
+) -> np.ndarray[Any, Any]:
     """``[n, h, w, c]`` uint8 from whatever Pillow reads; all must be of one size and all grey or all colour."""
     if not encoded:
         return np.empty((0, 0, 0, 0), np.uint8)
-    first = _pixels(encoded[0], where(0))
+    first = _pixels(encoded[0], where(0), size)
     out = np.empty((len(encoded), *first.shape), np.uint8)
 
     def fill(begin: int) -> None:
         for row in range(begin, min(begin + 512, len(encoded))):
-            pixels = _pixels(encoded[row], where(row))
+            pixels = _pixels(encoded[row], where(row), size)
             if pixels.shape != first.shape:
                 raise FedfillError(
                     f"data: {where(row)} is {_describe(pixels.shape)}, but {where(0)} is {_describe(first.shape)}; "
-                    "all images must have one size and be all grey or all colour"
+                    "all images must have one size and be all grey or all colour; image_size brings them there"
                 )
             out[row] = pixels
 
@@ -249,12 +296,23 @@ def _decode(encoded: Sequence[bytes | Path | None], where: Callable[[int], str])
     return out
 
 
-def _pixels(encoded: bytes | Path | None, where: str) -> np.ndarray[Any, Any]:
+def resized(image: Image.Image, size: int) -> np.ndarray[Any, Any]:
+    """The image in colour, ``[size, size, 3]`` uint8: grey repeated, stretched or shrunk to the square.
+
+    Pillow's bilinear filter widens where it shrinks, so that nothing is skipped, and it computes in whole numbers: every
+    machine gets the same bytes.
+    """
+    return np.asarray(image.convert("RGB").resize((size, size), Image.Resampling.BILINEAR))
+
+
+def _pixels(encoded: bytes | Path | None, where: str, size: int | None) -> np.ndarray[Any, Any]:
     """One image as ``[h, w, c]`` uint8."""
     if not encoded:
         raise FedfillError(f"data: {where} holds no image bytes")
     try:
         with Image.open(io.BytesIO(encoded) if isinstance(encoded, bytes) else encoded) as image:
+            if size is not None and image.mode in GREY | COLOUR:
+                return resized(image, size)
             if image.mode in GREY:
                 return np.asarray(image if image.mode == "L" else image.convert("L"))[:, :, None]
             if image.mode in COLOUR:
@@ -298,6 +356,16 @@ def check_alike(first: Tensor, second: Tensor, where: str) -> None:
             f"{list(second.shape[1:])} and "
             f"{second.dtype}; all must be alike"
         )
+
+
+def in_order(words: Iterable[str]) -> list[str]:
+    """Different words: whole numbers first and by their value, the others by the alphabet."""
+
+    def key(word: str) -> tuple[bool, int, str]:
+        whole = word.removeprefix("-").isdecimal()
+        return not whole, int(word) if whole else 0, word
+
+    return sorted(set(map(str, words)), key=key)
 
 
 def first_line(error: Exception) -> str:

@@ -1,7 +1,8 @@
 """Partitions: who holds which sample.
 
 Each partition is a pure function from labels, a number of clients and a seed to one sorted index array per client.
-The same arguments always give the same arrays, and every sample belongs to exactly one client.
+The same arguments always give the same arrays, and every sample belongs to exactly one client. Only `domain` looks at
+something else than labels.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ NAMES = {
     "unimodal:C": "label skew: shards of one class and of nearly one size, C of them for each client (McMahan et al.)",
     "multimodal:C:SHARES": "label skew: groups of clients, of these SHARES (0.8,0.2), with groups of classes and unimodal:C in each",
     "quantity:BETA": "size skew: clients' sizes are a draw from Dirichlet(BETA), labels at random",
+    "domain:K": "feature skew: K clients (1) for each domain of data that have domains, which share it at random",
 }
 """The partitions that a spec can name, with one line for people."""
 
@@ -321,6 +323,33 @@ def quantity(labels: NDArray[Any], clients: int, seed: int, beta: float, min_sam
     )
 
 
+def domain(domains: NDArray[Any], seed: int, count: int = 1) -> list[Indices]:
+    """Feature skew: every domain has clients of its own, among which its samples are dealt at random.
+
+    Args:
+        domains: ``[n]`` integers, the samples' domains.
+        seed: The experiment's seed.
+        count: Clients for each domain; their sizes differ by one at most.
+
+    Returns:
+        One sorted int64 index array per client, domain after domain in the order of their numbers.
+
+    Raises:
+        FedfillError: Where a domain has fewer samples than clients.
+    """
+    rng = numpy_stream(seed, "partition")
+    present, sizes = np.unique(domains, return_counts=True)
+    if sizes.min(initial=count) < count:
+        raise FedfillError(
+            f"partition 'domain:{count}': a domain has only {sizes.min():,} samples to share out among its {count:,} clients"
+        )
+    return [
+        np.sort(part)
+        for number in present
+        for part in np.array_split(rng.permutation(np.flatnonzero(domains == number)), count)
+    ]
+
+
 def parse(spec: str) -> tuple[str, list[float]]:
     """A spec's name and numbers, checked as far as that goes without data.
 
@@ -328,7 +357,7 @@ def parse(spec: str) -> tuple[str, list[float]]:
         spec: For example ``"iid"``, ``"dirichlet:0.5"`` or ``"multimodal:2:0.8,0.2"``.
 
     Returns:
-        The name, and its numbers: none for ``iid``; for ``multimodal`` the classes per client and then the shares.
+        The name, and its numbers: none for ``iid``, perhaps none for ``domain``; for ``multimodal`` the classes per client and then the shares.
 
     Raises:
         FedfillError: Where the name is unknown, or a number missing, malformed or out of range.
@@ -341,9 +370,12 @@ def parse(spec: str) -> tuple[str, list[float]]:
         if colon:
             raise FedfillError(f"partition: 'iid' takes no number, but '{spec}' was given")
         return name, []
-    whole = name in ("classes", "unimodal", "multimodal")
+    if name == "domain" and not colon:
+        return name, []
+    whole = name in ("classes", "unimodal", "multimodal", "domain")
     example = f"{name}:2" if whole else f"{name}:0.5"
-    what = "a whole number of classes, 1 or more" if whole else "a number above 0"
+    things = "clients for each domain" if name == "domain" else "classes"
+    what = f"a whole number of {things}, 1 or more" if whole else "a number above 0"
     text, colon, rest = text.partition(":") if name == "multimodal" else (text, "", "")
     try:
         number = float(int(text)) if whole else float(text)
@@ -361,14 +393,17 @@ def parse(spec: str) -> tuple[str, list[float]]:
     return name, [number, *shares]
 
 
-def partition(spec: str, labels: NDArray[Any], clients: int, seed: int) -> list[Indices]:
+def partition(
+    spec: str, labels: NDArray[Any], clients: int | None, seed: int, domains: NDArray[Any] | None = None
+) -> list[Indices]:
     """The partition that a spec names; see `NAMES`.
 
     Args:
         spec: Such as ``iid``, ``dirichlet:BETA`` or ``classes:C``.
         labels: ``[n]`` integers.
-        clients: How many clients.
+        clients: How many clients; None is enough for ``domain``, which makes as many as the domains need.
         seed: The experiment's seed.
+        domains: ``[n]`` integers, the samples' domains; None where they have none.
 
     Returns:
         One sorted int64 index array per client.
@@ -377,6 +412,19 @@ def partition(spec: str, labels: NDArray[Any], clients: int, seed: int) -> list[
         FedfillError: Where the spec is malformed or can't be met with these samples and clients.
     """
     name, numbers = parse(spec)
+    if name == "domain":
+        if domains is None:
+            raise FedfillError(
+                f"partition: '{spec}' needs data whose samples have domains, such as digits-domains, and these have none"
+            )
+        parts = domain(domains, seed, *map(int, numbers))
+        if clients not in (None, len(parts)):
+            raise FedfillError(
+                f"clients: found {clients:,}, but partition '{spec}' makes {len(parts):,} of these domains"
+            )
+        return parts
+    if clients is None:
+        raise FedfillError(f"clients: a number is needed to divide the data by '{spec}'")
     if name == "iid":
         return iid(labels, clients, seed)
     if name in ("dirichlet", "quantity"):
@@ -447,6 +495,32 @@ def hold_out(labels: NDArray[Any], share: float, rng: np.random.Generator) -> tu
         # half up, with a little slack for shares such as 1 - 0.9 that floats can't hold
         held.append(members[: min(math.floor(share * len(members) + 0.5 + 1e-9), len(members) - 1)])
     out = np.sort(np.concatenate(held)) if held else np.empty(0, np.int64)
+    return np.setdiff1d(np.arange(len(labels)), out, assume_unique=True), out
+
+
+def set_aside(labels: NDArray[Any], share: float, rng: np.random.Generator) -> tuple[Indices, Indices]:
+    """A stratified split for small numbers: this share of all samples is set aside, though a class's share may be under one.
+
+    Seats are given by largest remainders: each class has its share rounded down, and what is missing from the total goes to
+    the classes that lost most by it, chance deciding between equals. One sample of each class always stays.
+
+    Args:
+        labels: ``[n]`` integers.
+        share: The share to set aside, 0..0.5.
+        rng: Where the draws come from.
+
+    Returns:
+        Sorted int64 positions: those that stay, and those set aside.
+    """
+    order = rng.permutation(len(labels))
+    present, owner, sizes = np.unique(labels[order], return_inverse=True, return_counts=True)
+    lost, seats = np.modf(share * sizes + 1e-9)
+    total = math.floor(share * len(labels) + 0.5 + 1e-9)
+    room = np.flatnonzero(seats < sizes - 1)
+    first = room[np.lexsort((rng.permutation(len(room)), -lost[room]))]
+    seats[first[: max(0, total - int(seats.sum()))]] += 1
+    aside = [order[owner == row][: int(seats[row])] for row in range(len(present))]
+    out = np.sort(np.concatenate(aside)) if aside else np.empty(0, np.int64)
     return np.setdiff1d(np.arange(len(labels)), out, assume_unique=True), out
 
 

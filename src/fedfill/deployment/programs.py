@@ -142,7 +142,9 @@ def read_app(
         raise FedfillError(
             f"clients: found {experiment.clients} in experiment.toml and {task.clients} in task.toml; allowed: the same number"
         )
-    samples = load_host(*test, task, setting="test-data").train if test is not None else None
+    samples = (
+        load_host(*test, task, setting="test-data", size=experiment.image_size).train if test is not None else None
+    )
     return prepare(experiment, federation=task.remote(samples), model=model, algorithm=algorithm)
 
 
@@ -234,7 +236,8 @@ def _site(prepared: Prepared, task: Task, context: flower.Context) -> flower.Sit
     if config["data"]:
         data = load_host(
             config["data"], config["format"], task, client=client, share=experiment.client_test,
-            labelled=experiment.labelled_per_client, seed=experiment.seed,
+            labelled=experiment.labelled_per_client, validation=experiment.client_validation, size=experiment.image_size,
+            seed=experiment.seed,
         )  # fmt: skip
     elif rehearsed:
         data = _divided(experiment, config["num-partitions"], client)

@@ -24,7 +24,9 @@ INK = "#333333"
 DPI = 150
 
 
-def heat_map(counts: Sequence[Sequence[int]], class_names: Sequence[str], path: Path | str) -> None:
+def heat_map(
+    counts: Sequence[Sequence[int]], class_names: Sequence[str], path: Path | str, client_names: Sequence[str] = ()
+) -> None:
     """A picture of the class distribution: one row per client, one column per class, darker for more samples.
 
     The counts stand in the cells, and each client's total to the right, where there is room for them.
@@ -33,6 +35,7 @@ def heat_map(counts: Sequence[Sequence[int]], class_names: Sequence[str], path: 
         counts: ``[clients][classes]`` numbers of samples.
         class_names: The classes' names.
         path: The PNG file to write; replaced in one step where it exists.
+        client_names: What to call the clients; empty: by their numbers.
 
     Raises:
         FedfillError: Where there is no client, or the counts and names don't fit together.
@@ -71,7 +74,7 @@ def heat_map(counts: Sequence[Sequence[int]], class_names: Sequence[str], path: 
         fontsize=8,
     )
     shown = range(0, clients, _step(clients, room=max(1, int(height / 0.2))))
-    axes.set_yticks(shown, [f"{client:,}" for client in shown], fontsize=8)
+    axes.set_yticks(shown, [client_names[c] if client_names else f"{c:,}" for c in shown], fontsize=8)
     if numbers:
         for (row, column), count in np.ndenumerate(table):
             colour = "white" if norm(count) > 0.65 else INK if count else "#aaaaaa"

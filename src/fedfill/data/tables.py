@@ -1,0 +1,188 @@
+"""Tables on disk: CSV or Parquet with numbers and categories in columns, as float inputs ``[n, features]``.
+
+The column `label` is the class and the column `domain`, where there is one, the domain. Every other column is an input: numbers
+first, then each column of words as one input per word that the training table has (one-hot), both in the table's order.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from fedfill.data.images import DOMAIN_COLUMN, IMAGE_COLUMNS, Part, first_line, in_order
+from fedfill.data.samples import Samples
+from fedfill.errors import FedfillError
+
+LABEL = "label"
+MOST_WORDS = 1000
+"""The most different words of one column; more are names or dates, not categories."""
+
+
+def find_tables(place: Path) -> tuple[Path, Path | None] | None:
+    """The training table at a place, and the test table where there is one; None where there is no table.
+
+    Args:
+        place: A file, or a folder with ``train.csv`` or ``train.parquet`` and perhaps the same for ``test``.
+
+    Returns:
+        The files.
+    """
+    if place.is_file():
+        return place, None
+    for suffix in (".csv", ".parquet"):
+        train, test = (place / f"{split}{suffix}" for split in ("train", "test"))
+        if train.is_file() and (suffix == ".csv" or _is_table(train)):
+            return train, test if test.is_file() else None
+    return None
+
+
+def read_tables(train: Path, test: Path | None, where: str) -> tuple[Part, Part | None, int]:
+    """The samples of a training table and perhaps a test table.
+
+    Args:
+        train: A CSV or Parquet file.
+        test: Another with the same columns.
+        where: The beginning of an error sentence.
+
+    Returns:
+        The parts, with float64 inputs in the table's own units, and how many of the first inputs are numbers.
+
+    Raises:
+        FedfillError: Where a file can't be read, a cell is empty, or a column is neither numbers nor words.
+    """
+    files = [train] if test is None else [train, test]
+    tables = [_read(file) for file in files]
+    columns = tables[0].column_names
+    for file, table in zip(files, tables, strict=True):
+        if LABEL not in table.column_names:
+            raise FedfillError(f"data: '{file}' has no column '{LABEL}', only {', '.join(table.column_names)}")
+        if set(table.column_names) != set(columns):
+            odd = min(set(table.column_names) ^ set(columns))
+            raise FedfillError(f"{where}: '{train}' and '{file}' must have the same columns, but only one has '{odd}'")
+    inputs = [name for name in columns if name not in (LABEL, DOMAIN_COLUMN)]
+    numeric = [name for name in inputs if _is_number(tables[0], name)]
+    words = {name: in_order(_words(tables[0], name, train)) for name in inputs if name not in numeric}
+    for name, found in words.items():
+        if len(found) > MOST_WORDS:
+            raise FedfillError(
+                f"data: column '{name}' of '{train}' has {len(found):,} different words, but a category has {MOST_WORDS:,} at "
+                "most; leave the column out"
+            )
+    if not inputs:
+        raise FedfillError(f"data: '{train}' has no column beside '{LABEL}' and '{DOMAIN_COLUMN}' to learn from")
+    names = tuple(in_order(_words(tables[0], LABEL, train)))
+    parts: list[Part] = []
+    for file, table in zip(files, tables, strict=True):
+        features = [_numbers(table, name, file)[:, None] for name in numeric]
+        # a word that the training table lacks has no input: all of its column's are 0
+        features += [_words(table, name, file)[:, None] == np.array(found) for name, found in words.items()]
+        labels = _words(table, LABEL, file)
+        if len(unknown := np.setdiff1d(labels, names)):
+            raise FedfillError(f"data: '{file}' has a class '{unknown[0]}' that the training table doesn't have")
+        index = {name: number for number, name in enumerate(names)}
+        samples = Samples(
+            torch.from_numpy(np.concatenate(features, axis=1, dtype=np.float64)),
+            torch.tensor([index[label] for label in labels]),
+        )
+        origin = _words(table, DOMAIN_COLUMN, file) if DOMAIN_COLUMN in columns else None
+        parts.append(Part(samples, names, f"data: '{file}'", origin))
+    return parts[0], parts[1] if test is not None else None, len(numeric)
+
+
+def standardised(train: Samples, test: Samples, numbers: int) -> tuple[Samples, Samples]:
+    """Both as float32, their numbers shifted and scaled to mean 0 and deviation 1 over the training samples of all clients.
+
+    Args:
+        train: Float inputs ``[n, features]``.
+        test: Likewise.
+        numbers: How many of the first inputs are numbers; the others stay 0 and 1.
+
+    Returns:
+        Both. A number that never changes becomes 0.
+    """
+    column = train.inputs[:, :numbers]
+    mean, deviation = column.mean(dim=0), column.std(dim=0, correction=0)
+    deviation[deviation == 0] = 1
+
+    def scaled(samples: Samples) -> Samples:
+        first = (samples.inputs[:, :numbers] - mean) / deviation
+        return Samples(torch.cat([first, samples.inputs[:, numbers:]], dim=1).to(torch.float32), samples.labels)
+
+    return scaled(train), scaled(test)
+
+
+def _is_table(file: Path) -> bool:
+    """Whether a Parquet file has plain columns only and no images; what can't be read is left to who reads it."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        schema = pq.read_schema(file)
+    except (pa.ArrowException, OSError):
+        return False
+    plain = not any(pa.types.is_nested(kind) or pa.types.is_binary(kind) for kind in schema.types)
+    return plain and not any(name in schema.names for name in IMAGE_COLUMNS)
+
+
+def _read(file: Path) -> Any:
+    import pyarrow as pa
+    import pyarrow.csv
+    import pyarrow.parquet as pq
+
+    try:
+        table = pa.csv.read_csv(file) if file.suffix.lower() == ".csv" else pq.read_table(file)
+    except (pa.ArrowException, OSError) as error:
+        raise FedfillError(f"data: '{file}' can't be read as a table: {first_line(error)}") from error
+    if not len(table):
+        raise FedfillError(f"data: '{file}' holds no samples")
+    # pandas writes its row numbers beside the data
+    table = table.drop_columns([name for name in table.column_names if name.startswith("__index_level_")])
+    if len(set(table.column_names)) < len(table.column_names):
+        raise FedfillError(f"data: '{file}' has two columns of one name")
+    return table
+
+
+def _is_number(table: Any, name: str) -> bool:
+    import pyarrow as pa
+
+    kind = table.schema.field(name).type
+    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind))
+
+
+def _numbers(table: Any, name: str, file: Path) -> NDArray[np.float64]:
+    if not _is_number(table, name):
+        kind = table.schema.field(name).type
+        raise FedfillError(
+            f"data: column '{name}' of '{file}' is of type {kind}, but the training table has numbers there"
+        )
+    _check_whole(table, name, file)
+    values: NDArray[np.float64] = table.column(name).to_numpy().astype(np.float64)
+    if not np.isfinite(values).all():
+        raise FedfillError(f"data: column '{name}' of '{file}' holds NaN or infinite values")
+    return values
+
+
+def _words(table: Any, name: str, file: Path) -> NDArray[np.str_]:
+    import pyarrow as pa
+
+    kind = table.schema.field(name).type
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    whole = pa.types.is_integer(kind) or pa.types.is_boolean(kind)
+    if not (whole or pa.types.is_string(kind) or pa.types.is_large_string(kind)):
+        raise FedfillError(
+            f"data: column '{name}' of '{file}' is of type {kind}, but words or whole numbers are needed"
+        )
+    _check_whole(table, name, file)
+    return np.array([str(value) for value in table.column(name).to_pylist()])
+
+
+def _check_whole(table: Any, name: str, file: Path) -> None:
+    if empty := table.column(name).null_count:
+        raise FedfillError(
+            f"data: column '{name}' of '{file}' has {empty:,} empty cells; fill them or leave their rows out"
+        )

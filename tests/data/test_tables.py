@@ -1,0 +1,159 @@
+"""Tables: numbers and words become the inputs that their columns say, and an odd cell gets a sentence."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from fedfill.data import sources
+from fedfill.data.federation import federate
+from fedfill.data.hosts import Task, load_host
+from fedfill.data.partitions import hold_out
+from fedfill.data.sources import load
+from fedfill.errors import FedfillError
+from fedfill.streams import numpy_stream
+
+HEADER = "age,job,label,domain,member"
+TRAIN = ["10,cook,no,north,true", "20,vet,yes,north,true", "30,cook,no,south,true", "40,vet,yes,south,true"]
+TEST = ["50,cook,no,south,true", "25,pilot,yes,north,false"]
+
+
+@pytest.fixture(autouse=True)
+def _clean(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FEDFILL_DATA", raising=False)
+    sources._load.cache_clear()
+
+
+def write(path: Path, lines: list[str], header: str = HEADER) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("\n".join([header, *lines]) + "\n")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    write(tmp_path / "people" / "train.csv", TRAIN)
+    write(tmp_path / "people" / "test.csv", TEST)
+    return tmp_path
+
+
+def test_by_hand(folder: Path) -> None:
+    source = load("people", folder)
+    # inputs are age, member, job=cook, job=vet; ages 10, 20, 30, 40 have mean 25 and deviation sqrt(125)
+    deviation = 125**0.5
+    expected = [
+        [-15 / deviation, 0, 1, 0],
+        [-5 / deviation, 0, 0, 1],
+        [5 / deviation, 0, 1, 0],
+        [15 / deviation, 0, 0, 1],
+    ]
+    torch.testing.assert_close(source.train.inputs, torch.tensor(expected))
+    assert source.train.inputs.dtype == torch.float32
+    # domains come in their order, here north first; a word that the training table lacks has no input, and what never
+    # changed there is only shifted
+    torch.testing.assert_close(source.test.inputs, torch.tensor([[0, -1, 0, 0], [25 / deviation, 0, 1, 0]]))
+    assert (source.class_names, source.train.labels.tolist(), source.test.labels.tolist()) == (
+        ("no", "yes"),
+        [0, 1, 0, 1],
+        [1, 0],
+    )
+    assert source.domains is not None
+    assert source.domains.names == ("north", "south")
+    assert (source.domains.train.tolist(), source.domains.test.tolist()) == ([0, 0, 1, 1], [0, 1])
+    federation = federate("people", data_dir=folder, partition="domain", seed=0)
+    assert [len(client.train) for client in federation.clients] == [2, 2]
+    assert federation.shape == (4,)
+
+
+def test_numbers_are_those_of_the_training_samples_alone(tmp_path: Path) -> None:
+    """Also where the test set is held out: moving a held-out sample's number moves no training sample's."""
+    rows = [f"{k},{k % 2}" for k in range(40)]
+    write(tmp_path / "t.csv", rows, "x,label")
+    before = load("t.csv", tmp_path)
+    assert (len(before.train), len(before.test), before.domains) == (32, 8, None)
+    assert before.train.inputs.mean().abs() < 1e-6
+    assert abs(float(before.train.inputs.std(correction=0)) - 1) < 1e-6
+    _, held = hold_out(np.arange(40) % 2, sources.TEST_SHARE, numpy_stream(0, "fixed-test"))
+    rows[held[0]] = f"1000,{held[0] % 2}"
+    write(tmp_path / "t.csv", rows, "x,label")
+    sources._load.cache_clear()
+    after = load("t.csv", tmp_path)
+    assert torch.equal(after.train.inputs, before.train.inputs)
+    assert int((after.test.inputs != before.test.inputs).sum()) == 1
+
+
+def test_parquet_and_csv_say_the_same(folder: Path) -> None:
+    names = HEADER.split(",")
+    for split, lines in (("train", TRAIN), ("test", TEST)):
+        cells = list(zip(*(line.split(",") for line in lines), strict=True))
+        columns = dict(zip(names, map(list, cells), strict=True))
+        table = pa.table(
+            columns
+            | {"age": pa.array(map(int, columns["age"])), "member": [word == "true" for word in columns["member"]]}
+            | {"job": pa.array(columns["job"]).dictionary_encode(), "__index_level_0__": list(range(len(lines)))}
+        )
+        (folder / "same").mkdir(exist_ok=True)
+        pq.write_table(table, folder / "same" / f"{split}.parquet")
+    one, other = load("people", folder), load("same", folder)
+    assert torch.equal(one.train.inputs, other.train.inputs)
+    assert torch.equal(one.test.inputs, other.test.inputs)
+    assert one.class_names == other.class_names
+    pq.write_table(pa.table({"x": np.arange(12.0), "label": [0, 2] * 6}), folder / "plain.parquet")
+    assert load("plain.parquet", folder).class_names == ("0", "2")
+
+
+@pytest.mark.parametrize(
+    ("header", "lines", "sentence"),
+    [
+        ("age,kind", ["1,a", "2,b"], "train.csv' has no column 'label', only age, kind"),
+        ("label", ["1", "2"], "has no column beside 'label' and 'domain' to learn from"),
+        ("age,label", ["1,a", ",b"], "column 'age' of .*train.csv' has 1 empty cells; fill them"),
+        ("age,label", ["1,a", "inf,b"], "column 'age' of .*train.csv' holds NaN or infinite values"),
+        ("age,label", ["1,0.5", "2,1.5"], "column 'label' of .* is of type double, but words or whole numbers are needed"),
+        ("day,label", ["2020-01-01,a", "2020-01-02,b"], "column 'day' of .* is of type date32"),
+        ("age,age,label", ["1,1,a", "2,2,b"], "has two columns of one name"),
+        ("age,label", [], "holds no samples"),
+        ("age,label", ["1,a", "2"], "can't be read as a table"),
+        ("name,label", [f"n{k},a" for k in range(1001)], "column 'name' of .* has 1,001 different words, but a category has"),
+        ("age,label", ["1,a", "2,b"], "no test set and the 2 samples are too few to hold one out"),
+    ],
+)  # fmt: skip
+def test_bad_tables(tmp_path: Path, header: str, lines: list[str], sentence: str) -> None:
+    write(tmp_path / "t" / "train.csv", lines, header)
+    with pytest.raises(FedfillError, match=sentence) as caught:
+        load("t", tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("header", "line", "sentence"),
+    [
+        ("age,label", "1,maybe", "test.csv' has a class 'maybe' that the training table doesn't have"),
+        ("age,label,more", "1,yes,2", "must have the same columns, but only one has 'more'"),
+        (
+            "age,label",
+            "old,yes",
+            "column 'age' of .*test.csv' is of type string, but the training table has numbers there",
+        ),
+    ],
+)
+def test_bad_test_tables(tmp_path: Path, header: str, line: str, sentence: str) -> None:
+    write(tmp_path / "t" / "train.csv", ["1,yes", "2,no"], "age,label")
+    write(tmp_path / "t" / "test.csv", [line], header)
+    with pytest.raises(FedfillError, match=sentence):
+        load("t", tmp_path)
+
+
+def test_what_a_table_is_not(folder: Path) -> None:
+    with pytest.raises(FedfillError, match=r"^image_size: found 8, but .*train.csv' is a table and holds no images$"):
+        load("people", folder, 8)
+    task = Task("people", 2, ("no", "yes"), (4,), "float32")
+    with pytest.raises(FedfillError, match="a host alone can't know all words of its columns; encode it"):
+        load_host(folder / "people", "parquet", task)
+    (folder / "loose.csv").write_text("x,label\n1,a\n")
+    with pytest.raises(FedfillError, match=r"data: 'lose\.csv' is unknown; did you mean 'loose.csv'"):
+        load("lose.csv", folder)
