@@ -184,9 +184,9 @@ def test_running_statistics_follow_the_policy(name: str, buffers: str):
     if name == "dpfedavg":
         extra |= {"noise_multiplier": 1e-3}
     server = run_rounds(find(name)(**extra, buffers=buffers), rounds=2, model={"width": "wide"})
-    models = (
-        [state["weights"] for state in server.client_states.values()] if name == "local" else [server.state.weights]
-    )
+    models = [server.state.weights]
+    if find(name).personal:
+        models = [find(name)().personal_weights(state, models[0]) for state in server.client_states.values()]
     for weights in models:
         moved = [n for n in weights if "running" in n and not torch.equal(weights[n], server.initial[n])]
         counters = [int(weights[n]) for n in weights if n.endswith("num_batches_tracked")]
@@ -253,6 +253,8 @@ def test_a_network_that_works_in_place_leaves_the_data_alone(name: str, tmp_path
 STOPPED = {
     "scaffold": {}, "moon": {}, "feddyn": {}, "naivemix": {"group_size": 8}, "fedmix": {"group_size": 8}, "qffl": {},
     "fednova": {}, "dpfedavg": {}, "fedvae": {}, "local": {}, "central": {},
+    "fedbn": {"model": "cnn2bn"}, "pfedavg": {"personal_epochs": 2}, "partialfed": {"model": "cnn2bn"},
+    "fraug": {"model": "cnn2bn", "local_steps": 3, "generator_norm": "local"},
     "feddpms": {"local": "scaffold", "optimizer": "sgd", "preliminary_rounds": 1, "alpha": 5, "max_candidates": 50},
 }  # fmt: skip
 
