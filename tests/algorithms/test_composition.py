@@ -181,6 +181,8 @@ def test_running_statistics_follow_the_policy(name: str, buffers: str):
     extra = {**DPMS, "preliminary_rounds": 1} if name == "feddpms" else {"local_epochs": 1, "batch_size": 8}
     if name.startswith("fedzda"):
         extra |= {"images_per_class": 2, "inversion_steps": 3, "server_buffers": buffers}
+    if name == "fraug":
+        extra |= {"local_steps": 3}
     if name == "dpfedavg":
         extra |= {"noise_multiplier": 1e-3}
     server = run_rounds(find(name)(**extra, buffers=buffers), rounds=2, model={"width": "wide"})
