@@ -3,7 +3,6 @@
 import pytest
 import torch
 from tests.helpers import CLASSES, Run, run_rounds
-from torch import nn
 
 import fedfill
 from fedfill.algorithms.fedbn import FedBN, without_normalisation
@@ -51,21 +50,6 @@ def test_batch_norm_of_downsample_branches_is_found_by_type():
     assert len(normalisation(model)) == 5 * 20
     branches = [name for name in weights_of(model) if ".shortcut." in name]
     assert [name for name in branches if name in shared] == [f"encoder.{k}.shortcut.0.weight" for k in (5, 7, 9)]
-
-
-def test_every_kind_of_normalisation_layer_is_one():
-    kinds = [
-        nn.BatchNorm1d(2),
-        nn.BatchNorm3d(2),
-        nn.InstanceNorm2d(2, affine=True),
-        nn.GroupNorm(1, 2),
-        nn.LayerNorm(2),
-        nn.RMSNorm(2),
-        nn.SyncBatchNorm(2),
-    ]
-    model = nn.ModuleDict({f"linear{k}": nn.Sequential(kind, nn.Linear(1, 1)) for k, kind in enumerate(kinds)})
-    assert normalisation(model) == {f"linear{k}.0.{n}" for k, kind in enumerate(kinds) for n in kind.state_dict()}
-    assert normalisation(nn.Linear(1, 1)) == set()
 
 
 def test_a_client_alone_is_fedavgs_to_the_bit(tmp_path):
