@@ -35,6 +35,9 @@ BN = sum(
     t.numel() * t.element_size()
     for t in weights_of(build("cnn2bn", (1, 8, 8), CLASSES, ModelSettings(), seed=0)).values()
 )  # parameters, and buffers of batch norm
+SHARED = BN - 4 * 4 * (16 + 32) - 2 * 8  # without scales, shifts, means, variances and counters
+# FRAug's generator: 64 values of noise and a class to 128 and 128, each with batch norm
+GENERATOR = 4 * ((74 * 128 + 128) + (128 * 128 + 128) + 2 * 4 * 128) + 2 * 8
 # of the GANs below, with batch norm's statistics; the critic without and with ten classes
 GAN = {"gan_iterations": 3, "gan_chunk": 2, "gan_width": 4, "gan_latent": 4}
 IMAGES = 5
@@ -55,6 +58,8 @@ EACH: dict[str, tuple[int, int]] = {
     "scaffold": (8 * P, 8 * P + 8),
     "moon": (4 * PM, 4 * PM + 8),
     "fedvae": (4 * (PV + D), 4 * (PV + D) + 8),
+    **dict.fromkeys(("pfedavg", "partialfed"), (4 * P, 4 * P + 8)),
+    "fedbn": (SHARED, SHARED + 8),
     "local": (0, 0),
 }
 
@@ -64,6 +69,9 @@ def expected(name: str, result: fedfill.Result) -> dict[str, dict[str, int]]:
     if name in EACH:
         down, up = EACH[name]
         return {"train": {"down": K * T * down, "up": K * T * up}}
+    if name == "fraug":
+        each = SHARED + GENERATOR
+        return {"train_augmented": {"down": K * T * (each + 16), "up": K * T * (each + 8)}}
     if name == "fedzdas":
         return {"train_real": {"down": K * T * (BN + 1), "up": K * T * (BN + 8)}}
     if name == "fedzdac":  # images in the second round: four losses tell of them
@@ -115,6 +123,8 @@ def test_bytes_follow_the_formulas(name: str, tmp_path: Path):
         own = {"model": "cnn2bn", "inversion_steps": 2, "images_per_class": 2}
     elif name.startswith("sdafl"):
         own = {**GAN, "images_per_client": IMAGES, "local_steps": 2, "server_steps": 1, "tau": 0.0}
+    elif name in ("fedbn", "fraug"):
+        own = {"model": "cnn2bn"}
     elif name == "semifl":
         own = {"labelled_per_client": 20, "tau": 0.3}
     elif name == "feddpgan":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import re
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from fedfill.errors import FedfillError, checked
 from fedfill.loop import Prepared
 from fedfill.models.layers import draws_from, with_streams
 from fedfill.models.networks import ModelSettings, build
+from fedfill.models.pretrained import load
 from fedfill.models.views import require_parts, weights_of
 from fedfill.settings import Experiment, split_settings
 from fedfill.streams import derive, torch_stream
@@ -91,6 +93,9 @@ def prepare(
             needs=settings.needs(),
             seed=derive(experiment.seed, "initial weights"),
         )
+        if model_settings.weights is not None:
+            note = load(network, model_settings.weights)
+            federation = dataclasses.replace(federation, notes=(*federation.notes, note))
     else:
         if not isinstance(model, nn.Module):
             raise FedfillError(

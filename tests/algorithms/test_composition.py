@@ -181,6 +181,8 @@ def test_running_statistics_follow_the_policy(name: str, buffers: str):
     extra = {**DPMS, "preliminary_rounds": 1} if name == "feddpms" else {"local_epochs": 1, "batch_size": 8}
     if name.startswith("fedzda"):
         extra |= {"images_per_class": 2, "inversion_steps": 3, "server_buffers": buffers}
+    if name == "fraug":
+        extra |= {"local_steps": 3}
     if name == "dpfedavg":
         extra |= {"noise_multiplier": 1e-3}
     if name == "semifl":
@@ -191,9 +193,9 @@ def test_running_statistics_follow_the_policy(name: str, buffers: str):
         extra |= {**TINY_GAN, "images_per_class": 2}
     federation = small_federation(labelled=8 if name in ("semifl", "fixmatch") else None)
     server = run_rounds(find(name)(**extra, buffers=buffers), rounds=2, model={"width": "wide"}, federation=federation)
-    models = (
-        [state["weights"] for state in server.client_states.values()] if name == "local" else [server.state.weights]
-    )
+    models = [server.state.weights]
+    if find(name).personal:
+        models = [find(name)().personal_weights(state, models[0]) for state in server.client_states.values()]
     for weights in models:
         moved = [n for n in weights if "running" in n and not torch.equal(weights[n], server.initial[n])]
         counters = [int(weights[n]) for n in weights if n.endswith("num_batches_tracked")]
@@ -261,6 +263,8 @@ STOPPED = {
     "scaffold": {}, "moon": {}, "feddyn": {}, "naivemix": {"group_size": 8}, "fedmix": {"group_size": 8}, "qffl": {},
     "fednova": {}, "dpfedavg": {}, "fedvae": {}, "local": {}, "central": {},
     **{name: {"labelled_per_client": 16, "tau": 0.15, "local_steps": 3} for name in ("fixmatch", "mixup", "semifl")},
+    "fedbn": {"model": "cnn2bn"}, "pfedavg": {"personal_epochs": 2}, "partialfed": {"model": "cnn2bn"},
+    "fraug": {"model": "cnn2bn", "local_steps": 3, "generator_norm": "local"},
     "feddpms": {"local": "scaffold", "optimizer": "sgd", "preliminary_rounds": 1, "alpha": 5, "max_candidates": 50},
 }  # fmt: skip
 

@@ -195,7 +195,7 @@ def test_network_with_batch_norm(shape: tuple[int, ...], head: int | None) -> No
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters(), strict=True))
 
 
-ONE_SHAPE = ["cnn2bn", "cnn2fc", "cnn2fc-small", "resnet18"]
+ONE_SHAPE = ["cnn2bn", "cnn2fc", "cnn2fc-small", "digits6", "resnet18"]
 
 
 @pytest.mark.parametrize("name", ONE_SHAPE)
@@ -214,7 +214,9 @@ def test_what_networks_of_one_shape_have_not(name: str) -> None:
 def test_parts_of_networks_of_one_shape(name: str, shape: tuple[int, ...]) -> None:
     x = torch.rand(5, *shape) * 2 - 1
     plain, headed = make(shape, name=name).eval(), make(shape, name=name, projection=6).eval()
-    features = {"cnn2fc": 512, "cnn2fc-small": 128, "resnet18": 512}.get(name, plain.encoder(x).shape[1])
+    features = {"cnn2fc": 512, "cnn2fc-small": 128, "digits6": 512, "resnet18": 512}.get(
+        name, plain.encoder(x).shape[1]
+    )
     assert plain.encoder(x).shape == (5, features)
     assert float(plain.encoder(x).detach().min()) >= 0  # a ReLU comes last, or before the mean
     assert torch.equal(plain(x), plain.classifier(plain.encoder(x)))
@@ -288,7 +290,63 @@ def test_residual_block_by_hand() -> None:
         assert other(x).flatten().tolist() == pytest.approx([3, 0], rel=1e-4)  # of every other pixel
 
 
-@pytest.mark.parametrize("name", ["cnn2bn", "resnet18"])
+def test_imagenets_front_brings_images_to_a_quarter_of_their_side() -> None:
+    small, large = make((3, 64, 64), name="resnet18"), make((3, 64, 64), name="resnet18", stem="imagenet")
+    assert count(large) == count(small) + (49 - 9) * 3 * 64
+    with torch.no_grad():
+        x = torch.rand(1, 3, 64, 64)
+        first = large.eval().encoder[:4](x)
+        assert first.shape == (1, 64, 16, 16)
+        assert large.encoder[:-2](x).shape == (1, 512, 2, 2)
+        # the order of the paper: convolution, norm, ReLU, pooling
+        plain = functional.max_pool2d(large.encoder[:2](x).relu(), 3, 2, padding=1)
+        assert torch.equal(first, plain)
+        assert make((3, 224, 224), name="resnet18", stem="imagenet").eval().encoder[:5](
+            torch.rand(1, 3, 224, 224)
+        ).shape == (1, 64, 56, 56)
+    said = make((3, 64, 64), name="resnet18", stem="small")
+    assert all(torch.equal(a, b) for a, b in zip(said.parameters(), small.parameters(), strict=True))
+    for name in ("auto", "cnn2fc", "digits6"):
+        with pytest.raises(
+            FedfillError, match=f"^stem: found imagenet with model {name}; allowed with resnet18 alone$"
+        ):
+            make((3, 64, 64), name=name, stem="imagenet")
+
+
+def test_settings_that_are_not_used_leave_the_record_as_it_was() -> None:
+    assert ModelSettings().model_dump().keys() == {"width", "latent", "latent_activation", "dropout", "projection"}
+    used = ModelSettings(stem="imagenet", weights="x.pt").model_dump()
+    assert (used["stem"], used["weights"]) == ("imagenet", "x.pt")
+
+
+# FRAug's
+
+
+def test_six_layers_for_digits() -> None:
+    convolutions = (25 * 3 * 64 + 64) + (25 * 64 * 64 + 64) + (25 * 64 * 128 + 128)
+    hidden = (8192 * 2048 + 2048) + (2048 * 512 + 512)  # 128 channels of 8x8 come out of the convolutions
+    norms = 2 * (64 + 64 + 128 + 2048 + 512)
+    model = make((3, 32, 32), name="digits6")
+    assert count(model) == convolutions + hidden + norms + (512 * 10 + 10) == 18_151_370
+    assert isinstance(model.classifier, nn.Linear)
+    assert channels(model) == [(3, 64), (64, 64), (64, 128)]
+    kinds = [type(layer).__name__ for layer in model.encoder]
+    block = ["Conv2d", "BatchNorm2d", "MaxPool2d", "ReLU"]
+    linear = ["Linear", "BatchNorm1d", "ReLU"]
+    assert kinds == [*block, *block, "Conv2d", "BatchNorm2d", "ReLU", "Flatten", *linear, *linear]
+    with torch.no_grad():
+        x = torch.rand(2, 3, 32, 32) * 2 - 1
+        assert model.eval().encoder[:4](x).shape == (2, 64, 16, 16)
+        assert model.encoder[:11](x).shape == (2, 128, 8, 8)
+        # windows of three overlap and reach over the edge: pooling before the ReLU is the same all the same
+        behind = functional.max_pool2d(model.encoder[:2](x).relu(), 3, 2, padding=1)
+        assert torch.equal(model.encoder[:4](x), behind)
+    assert make((1, 28, 28), name="digits6").encoder[12].in_features == 128 * 7 * 7
+    with pytest.raises(FedfillError, match=r"multiples of 4, found shape \[3, 30, 32\]"):
+        make((3, 30, 32), name="digits6")
+
+
+@pytest.mark.parametrize("name", ["cnn2bn", "digits6", "resnet18"])
 def test_training_moves_the_running_statistics_and_evaluation_leaves_them(name: str) -> None:
     model = make((1, 8, 8), name=name)
     x = torch.rand(4, 1, 8, 8) * 2 - 1
@@ -298,6 +356,6 @@ def test_training_moves_the_running_statistics_and_evaluation_leaves_them(name: 
     assert all(torch.equal(start[key], tensor) for key, tensor in weights_of(model).items())
     functional.cross_entropy(model.train()(x), torch.arange(4)).backward()
     end = weights_of(model)
-    assert len(buffers) == 3 * len(layers(model, nn.BatchNorm2d))
+    assert len(buffers) == 3 * len(layers(model, nn.BatchNorm1d, nn.BatchNorm2d))
     assert all(not torch.equal(start[key], end[key]) for key in buffers)
     assert all(p.grad is not None and bool(p.grad.isfinite().all()) for p in model.parameters())

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from fedfill.errors import FedfillError
-from fedfill.models.views import names_by_type, part, require_parts, rest, trainable, weights_of
+from fedfill.models.views import names_by_type, normalisation, part, require_parts, rest, trainable, weights_of
 
 
 class Block(nn.Module):
@@ -97,6 +97,21 @@ def test_names_by_type_gives_both_names_of_a_module_used_twice() -> None:
     assert names_by_type(nn.Sequential(norm, nn.Linear(1, 1), norm), nn.BatchNorm1d) == {
         f"{place}.{name}" for place in (0, 2) for name in NORM
     }
+
+
+def test_every_kind_of_normalisation_layer_is_one() -> None:
+    kinds = [
+        nn.BatchNorm1d(2),
+        nn.BatchNorm3d(2),
+        nn.InstanceNorm2d(2, affine=True),
+        nn.GroupNorm(1, 2),
+        nn.LayerNorm(2),
+        nn.RMSNorm(2),
+        nn.SyncBatchNorm(2),
+    ]
+    model = nn.ModuleDict({f"linear{k}": nn.Sequential(kind, nn.Linear(1, 1)) for k, kind in enumerate(kinds)})
+    assert normalisation(model) == {f"linear{k}.0.{n}" for k, kind in enumerate(kinds) for n in kind.state_dict()}
+    assert normalisation(nn.Linear(1, 1)) == set()
 
 
 def test_a_missing_part_gives_a_sentence() -> None:

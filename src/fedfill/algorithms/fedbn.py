@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal, Self
+from typing import ClassVar, Literal, Self
 
 from pydantic import Field
 from torch import Tensor, nn
@@ -21,6 +21,8 @@ class FedBN(FedAvg):
 
     name = "fedbn"
     personal = True
+    whole: ClassVar = {"local": ("moon", "scaffold"), "aggregation": ("qffl",)}
+    """What needs a whole model of the server's, and so is refused."""
 
     optimizer: OptimizerName = "sgd"
     """Of the local training, fresh in each round."""
@@ -36,7 +38,14 @@ class FedBN(FedAvg):
     """Weights of the average: all equal, or each client's number of samples."""
 
     def resolved(self, *, rounds: int, model: nn.Module, inputs: Tensor) -> Self:
-        """Make sure that there is something of one's own."""
+        """Make sure that there is something of one's own, and that nobody needs more than what is shared."""
+        for axis, names in self.whole.items():
+            method = getattr(self, axis)
+            if method is not None and method.name in names:
+                raise FedfillError(
+                    f"{axis}: found {method.name} with {self.name}, which needs the whole model of the server's, and a part of it "
+                    f"is shared; allowed: {'fedprox' if axis == 'local' else 'fednova, dpfedavg'}, none"
+                )
         if not normalisation(model):
             raise FedfillError(
                 f"model: {self.name} keeps normalisation layers at the clients, and {type(model).__name__} has none; "

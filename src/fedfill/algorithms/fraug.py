@@ -7,8 +7,9 @@ head of its model on them. Normalisation layers stay with the clients, as in Fed
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, Literal, Self
 
 import torch
@@ -23,7 +24,16 @@ from fedfill.errors import FedfillError
 from fedfill.models.layers import draws_from
 from fedfill.models.views import weights_of
 from fedfill.privacy.ledger import unbounded
-from fedfill.synthesis.embeddings import Distance, EmbeddingGenerator, RTNet, distance, follow_prototypes, initial
+from fedfill.synthesis.embeddings import (
+    Distance,
+    EmbeddingGenerator,
+    Make,
+    RTNet,
+    distance,
+    empty,
+    follow_prototypes,
+    initial,
+)  # fmt: skip
 from fedfill.training.local import training_mode
 from fedfill.tree import Record, Tree, Weights
 
@@ -52,17 +62,16 @@ class SharedUpdate(Message):
     Attributes:
         weights: All but normalisation layers.
         samples: Number of samples behind them.
-        scale: Unused.
-        control: Unused.
         generator: As it was received, trained.
     """
 
-    declared: ClassVar = {**CONTRIBUTED, "generator": unbounded("generator of embeddings, trained on the client's own")}
+    declared: ClassVar = {
+        "weights": CONTRIBUTED["weights"], "samples": CONTRIBUTED["samples"],
+        "generator": unbounded("generator of embeddings, trained on the client's own"),
+    }  # fmt: skip
 
     weights: Weights
     samples: int
-    scale: float | None
-    control: Weights | None
     generator: Weights
 
 
@@ -76,7 +85,7 @@ class Private(Record):
         prototypes: Moving averages of its classes' embeddings, ``[classes, d]``.
         seen: Which classes have one, ``[classes]``.
         momenta: Of the three optimizers.
-        rotation: Where the balanced labels go on.
+        rotations: Where the balanced labels go on, those of the head and those of the generator.
     """
 
     rtnet: Weights
@@ -84,7 +93,7 @@ class Private(Record):
     prototypes: Tensor
     seen: Tensor
     momenta: Tree
-    rotation: int
+    rotations: list[int]
 
 
 class FRAug(FedBN):
@@ -97,9 +106,9 @@ class FRAug(FedBN):
             "batch_size": 64,
             "local_steps": 20,
             "residual_schedule": "constant",
-            "generator_rate": 0.05,
+            "synthetic_gamma": 0.002,
         },
-        "office_home": {"batch_size": 16, "local_steps": 10, "rtnet_rate": 0.025},
+        "office_home": {"batch_size": 16, "local_steps": 10, "rtnet_rate": 0.025, "generator_norm": "local"},
         "pacs": {"batch_size": 32, "local_steps": 5, "generator_weight": 10.0},
     }
 
@@ -184,30 +193,28 @@ class FRAug(FedBN):
         """Normalisation layers, and what belongs to the embeddings; the momenta of the model."""
         return {**super().client_state(), "private": None}
 
-    def generator_of(self, model: nn.Module, classes: int) -> Callable[[], nn.Module]:
-        """Makes a generator for the model's embeddings."""
-        return lambda: EmbeddingGenerator(int(self.embedding_latent or 1), classes, _size(model))
+    def makers(self, model: nn.Module, classes: int) -> tuple[Make, Make]:
+        """What makes a generator and a transformation network for the model's embeddings."""
+        sizes = int(self.embedding_latent or 1), classes, _size(model)
+        return partial(EmbeddingGenerator, *sizes), partial(RTNet, *sizes)
 
     def round(self, server: Server, t: int) -> None:
         """ServerUpdate: send model and generator, average both."""
         state = server.state
         model = server.model(state.weights)
-        make = self.generator_of(model, server.classes)
-        if (
-            state.generator is None
-        ):  # one for all: the mean of networks that each drew for itself would be a smaller one
+        make, _ = self.makers(model, server.classes)
+        if state.generator is None:
+            # one for all: the mean of networks that each drew for itself would be a smaller one
             state.generator = initial(make, server.stream("generator"))
-        shared = without_normalisation(model, state.weights)
-        generator = (
-            state.generator if self.generator_norm == "shared" else without_normalisation(make(), state.generator)
-        )
-        message = Shared(
-            shared, generator, self.residual_weight(t, server.rounds), self.synthetic_weight(t, server.rounds)
-        )
-        cohort = self.cohort(server, t)
-        _, mean = self.gather(server, cohort, self.train_augmented, message, shared, beside={"generator": generator})
+        shared, generator = without_normalisation(model, state.weights), state.generator
+        if self.generator_norm == "local":
+            generator = without_normalisation(make("meta"), generator)
+        weights = self.residual_weight(t, server.rounds), self.synthetic_weight(t, server.rounds)
+        sent = {"weights": shared, "generator": generator}
+        message = Shared(shared, generator, *weights)
+        _, mean = server.average(self.cohort(server, t), self.train_augmented, message, of=sent, by=self.by)
         state.weights = {**state.weights, **mean["weights"]}
-        state.generator = {**state.generator, **mean.get("generator", {})}
+        state.generator = {**state.generator, **mean["generator"]}
 
     @client_handler
     async def train_augmented(self, client: Client, message: Shared) -> SharedUpdate:
@@ -227,26 +234,23 @@ class FRAug(FedBN):
         generator = weights_of(nets.generator)
         client.state.private = update.private({k: x for k, x in generator.items() if k not in message.generator})
         return SharedUpdate(
-            {name: trained[name] for name in message.weights}, len(client.data), None, None,
+            {name: trained[name] for name in message.weights}, len(client.data),
             {name: generator[name] for name in message.generator},
         )  # fmt: skip
 
     def networks(self, client: Client, model: nn.Module, received: Weights) -> _Networks:
         """Generator and transformation network, and what the client keeps beside them."""
-        size, latent, classes = _size(model), int(self.embedding_latent or 1), client.classes
-        device = client.data.labels.device
-
-        def rtnet() -> nn.Module:
-            return RTNet(latent, classes, size)
-
+        classes, device = client.classes, client.data.labels.device
+        make_generator, make_rtnet = self.makers(model, classes)
         kept = client.state.private
         if kept is None:
-            own = initial(self.generator_of(model, classes), client.stream("generator"))
+            own = initial(make_generator, client.stream("generator"))
             kept = Private(
-                initial(rtnet, client.stream("rtnet")), {k: x for k, x in own.items() if k not in received},
-                torch.zeros(classes, size, device=device), torch.zeros(classes, dtype=torch.bool, device=device), None, 0,
+                initial(make_rtnet, client.stream("rtnet")), {k: x for k, x in own.items() if k not in received},
+                torch.zeros(classes, _size(model), device=device), torch.zeros(classes, dtype=torch.bool, device=device),
+                None, [0, 0],
             )  # fmt: skip
-        generator, transformation = self.generator_of(model, classes)().to(device), rtnet().to(device)
+        generator, transformation = empty(make_generator, device), empty(make_rtnet, device)
         generator.load_state_dict({**received, **kept.generator})
         transformation.load_state_dict(kept.rtnet)
         return _Networks(generator, transformation, kept)
@@ -268,7 +272,7 @@ class _LocalUpdate:
         self.settings, self.model, self.message = settings, model, message
         self.generator, self.rtnet = nets.generator, nets.rtnet
         self.prototypes, self.seen = nets.kept.prototypes, nets.kept.seen
-        self.rotation, self.classes = nets.kept.rotation, client.classes
+        self.rotations, self.classes = list(nets.kept.rotations), client.classes
         self.stream = client.stream("embeddings")
         rate = settings.training(client.round).learning_rate
         groups = ((model, rate), (self.generator, settings.generator_rate), (self.rtnet, settings.rtnet_rate))
@@ -288,7 +292,7 @@ class _LocalUpdate:
     def private(self, generator: Weights) -> Private:
         """What the client keeps."""
         momenta = [_copied(optimizer.state_dict()["state"]) for optimizer in self.optimizers]
-        return Private(weights_of(self.rtnet), generator, self.prototypes, self.seen, momenta, self.rotation)
+        return Private(weights_of(self.rtnet), generator, self.prototypes, self.seen, momenta, self.rotations)
 
     def latent(self, b: int) -> Tensor:
         """Noise ``[b, l]``."""
@@ -297,10 +301,13 @@ class _LocalUpdate:
             return torch.rand(b, size, generator=self.stream, device=device)
         return torch.randn(b, size, generator=self.stream, device=device)
 
-    def balanced(self, b: int) -> Tensor:
-        """Labels ``[b]`` of all classes in turn, going on from one mini-batch to the next."""
-        labels = (torch.arange(b, device=self.stream.device) + self.rotation) % self.classes
-        self.rotation = (self.rotation + b) % self.classes
+    def balanced(self, which: int, b: int) -> Tensor:
+        """Labels ``[b]`` of all classes in turn, going on from one mini-batch to the next.
+
+        Those of the head (0) and of the generator (1) rotate apart: in turns each might meet the same half for ever.
+        """
+        labels = (torch.arange(b, device=self.stream.device) + self.rotations[which]) % self.classes
+        self.rotations[which] = (self.rotations[which] + b) % self.classes
         return labels
 
     def residual(self, labels: Tensor) -> Tensor:
@@ -334,9 +341,9 @@ class _LocalUpdate:
             made = v + weight * self.residual(labels) if self.settings.personalised else self.agnostic(labels)
             found.append((made, labels))
         if self.settings.on_prototypes and bool(self.seen.any()):
-            wanted = self.balanced(len(labels))
+            wanted = self.balanced(0, len(labels))
             wanted = wanted[self.seen[wanted]]
-            if len(wanted) > 1:
+            if len(wanted):
                 base = self.prototypes[wanted]
                 made = base + weight * self.residual(wanted) if self.settings.personalised else self.agnostic(wanted)
                 found.append((made, wanted))
@@ -357,13 +364,14 @@ class _LocalUpdate:
         self.rtnet.train()
         with torch.no_grad():
             v = model.encoder(inputs)  # [b, d]
-        wanted = self.balanced(len(labels))
+        wanted = self.balanced(1, len(labels))
         g = self.agnostic(wanted)
         away = distance(settings.generator_distance, g, wanted, v, labels)
         loss = functional.cross_entropy(model.classifier(g), wanted) - settings.generator_weight * away
         self.step(1, loss, self.generator)
         if not settings.personalised:
             return
+        self.generator.eval()
         terms = []
         for base, base_labels in ((v, labels), (self.prototypes[wanted], wanted)):
             mine = self.seen[base_labels]
@@ -382,7 +390,7 @@ class _LocalUpdate:
 
     def step(self, which: int, loss: Tensor, module: nn.Module) -> None:
         """One step of one of the three networks; the others keep their gradients clean."""
-        optimizer, parameters = self.optimizers[which], list(module.parameters())
+        optimizer, parameters = self.optimizers[which], [p for p in module.parameters() if p.requires_grad]
         optimizer.zero_grad()
         loss.backward(inputs=parameters)  # type: ignore[no-untyped-call]
         optimizer.step()

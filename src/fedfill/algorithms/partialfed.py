@@ -7,6 +7,7 @@ its own of before: by a mask that is given (Fix), or by one that it learns (Adap
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import islice
 from typing import Literal, Self
 
 import torch
@@ -40,7 +41,12 @@ class PartialFed(FedAvg):
     """With strategy=adaptive: temperature of the Gumbel-softmax."""
 
     def resolved(self, *, rounds: int, model: nn.Module, inputs: Tensor) -> Self:
-        """Make sure that the mask names something."""
+        """Make sure that the mask names something, and that clients' models are averaged as they are."""
+        if self.aggregation is not None:
+            raise FedfillError(
+                f"aggregation: found {self.aggregation.name} with {self.name}, whose clients begin elsewhere than at the global "
+                "model, so that their steps are none from it; allowed: none"
+            )
         if self.strategy == "fixed":
             if "norm" in self.keep and not normalisation(model):
                 raise FedfillError(
@@ -101,9 +107,7 @@ class PartialFed(FedAvg):
         parameters = trainable(model, received)
         optimizer = torch.optim.Adam([logits], self.policy_rate)
         training = self.training(client.round)
-        for k, batch in enumerate(client.batches(training)):
-            if k == self.policy_batches:
-                break
+        for batch in islice(client.batches(training), self.policy_batches):
             uniform = torch.rand(logits.shape, generator=stream, device=stream.device).clamp(1e-9, 1 - 1e-7)
             gumbel = -torch.log(-torch.log(uniform))
             soft = functional.softmax((logits + gumbel) / self.policy_temperature, dim=1)  # [layers, 2]

@@ -1,4 +1,4 @@
-"""The networks of the papers: FedDPMS's (supplement, tables 1 and 2), as classifiers and as auto-encoders, Fed-ZDA's and SDA-FL's.
+"""The networks of the papers: FedDPMS's (supplement, tables 1 and 2), as classifiers and as auto-encoders, Fed-ZDA's, SDA-FL's and FRAug's.
 
 All have the same named parts, so that a baseline and FedDPMS share every tensor that they have in common:
 
@@ -32,7 +32,8 @@ NAMES = {
     "cnn2bn": "the Fed-ZDA paper's: two convolutions with batch norm and pooling, and a linear classifier; two hidden layers for colour",
     "cnn2fc": "the SDA-FL paper's for grey images: two convolutions with pooling, a hidden layer, a linear classifier; widths of McMahan et al.",
     "cnn2fc-small": "cnn2fc at a smaller size: 16 and 32 channels, 128 hidden units",
-    "resnet18": "the SDA-FL paper's for colour images: ResNet-18 with a 3x3 convolution in front, as usual for CIFAR",
+    "digits6": "the FRAug paper's for digits: three 5x5 convolutions and two hidden layers with batch norm, a linear classifier",
+    "resnet18": "the SDA-FL paper's for colour images: ResNet-18 with a 3x3 convolution in front, as usual for CIFAR; stem=imagenet: FRAug's",
 }
 
 
@@ -51,6 +52,11 @@ class ModelSettings(BaseModel):
     """Dropout of the wide networks; none: 0.2 for colour, 0 for grey, as in the authors' program."""
     projection: int | None = Field(default=None, ge=1, le=4096)
     """Size of a projection head between latent layer and classifier (MOON's network); none: no head, or 256 where the algorithm needs one."""
+    # left out where they are none, so that records and digests of what doesn't use them stay as they were
+    stem: Literal["small", "imagenet"] | None = Field(default=None, exclude_if=lambda value: value is None)
+    """Front of resnet18: a 3x3 convolution, for small images (none does the same), or ImageNet's for those of 64 pixels and more: a 7x7 one with stride 2, and pooling."""
+    weights: str | None = Field(default=None, exclude_if=lambda value: value is None)
+    """File with the weights to begin with, .safetensors or a state dict as .pt or .pth, by our names or torchvision's of its resnet18; none: from scratch."""
 
 
 class Encoder(nn.Module):
@@ -166,7 +172,7 @@ def build(
         name: A name of `NAMES`.
         shape: (channels, height, width) of one image; the sides are multiples of 4, of 8 for ``resnet18``.
         classes: Number of classes, at least 2.
-        settings: Width, latent size and activation.
+        settings: Width, latent size and activation; `fedfill.models.pretrained` is for ``weights``.
         needs: Parts that the algorithm needs; ``decoder`` and ``projection`` are made on request.
         seed: Of the initial weights.
 
@@ -184,6 +190,8 @@ def build(
             f"model: '{name}' takes images of 1 or 3 channels with sides that are multiples of {multiple}, found shape {list(shape)}; "
             "give a torch.nn.Module of your own from Python"
         )
+    if settings.stem is not None and name != "resnet18":
+        raise FedfillError(f"stem: found {settings.stem} with model {name}; allowed with resnet18 alone")
     if name in _ENCODERS:
         return _of_one_shape(name, shape, classes, settings, needs=needs, seed=seed)
     channels, height, width = shape
@@ -252,16 +260,15 @@ def _of_one_shape(
     name: str, shape: tuple[int, ...], classes: int, settings: ModelSettings, *, needs: Collection[str], seed: int
 ) -> Classifier:
     """A network of `_ENCODERS` with a linear classifier, which starts as torch's do: the papers are silent."""
-    own = {"projection": settings.projection}
-    if settings != ModelSettings(**own):
+    if settings != ModelSettings(projection=settings.projection, stem=settings.stem, weights=settings.weights):
         raise FedfillError(
-            f"model setting: {name} has one shape only, so width, latent, latent_activation and dropout don't apply; allowed: projection"
+            f"model setting: {name} has one shape only, so width, latent, latent_activation and dropout don't apply; allowed: projection, weights"
         )
     if "decoder" in needs:
         raise FedfillError(f"model: {name} has no decoder; allowed for this algorithm: auto, cnn2, cnn4")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        encoder, features = _ENCODERS[name](shape)
+        encoder, features = _ENCODERS[f"{name}-imagenet" if settings.stem == "imagenet" else name](shape)
         projection, size = None, settings.projection or (256 if "projection" in needs else None)
         if size:
             projection = nn.Sequential(nn.Linear(features, features), nn.ReLU(), nn.Linear(features, size))
@@ -299,11 +306,31 @@ def _cnn2fc(shape: tuple[int, ...], plan: tuple[int, int], features: int) -> tup
     return nn.Sequential(*layers, nn.Flatten(), hidden, nn.ReLU()), features
 
 
+def _digits6(shape: tuple[int, ...]) -> tuple[nn.Module, int]:
+    """The encoder of the FRAug paper's network for digits (section 4.2), with the widths of the authors' program."""
+    channels, height, width = shape
+    layers: list[nn.Module] = []
+    inputs = channels
+    for outputs, pooled in ((64, True), (64, True), (128, False)):
+        layers += [nn.Conv2d(inputs, outputs, 5, padding=2), nn.BatchNorm2d(outputs)]
+        # a maximum before a ReLU has the same bits as one behind it, on a quarter of the values
+        layers += [nn.MaxPool2d(3, 2, padding=1), nn.ReLU()] if pooled else [nn.ReLU()]
+        inputs = outputs
+    layers.append(nn.Flatten())
+    features = inputs * (height // 4) * (width // 4)
+    for hidden in (2048, 512):
+        layers += [nn.Linear(features, hidden), nn.BatchNorm1d(hidden), nn.ReLU()]
+        features = hidden
+    return nn.Sequential(*layers), features
+
+
 _ENCODERS: dict[str, Callable[[tuple[int, ...]], tuple[nn.Module, int]]] = {
     "cnn2bn": _cnn2bn,
     "cnn2fc": partial(_cnn2fc, plan=(32, 64), features=512),
     "cnn2fc-small": partial(_cnn2fc, plan=(16, 32), features=128),
+    "digits6": _digits6,
     "resnet18": lambda shape: (resnet18(shape[0]), 512),
+    "resnet18-imagenet": lambda shape: (resnet18(shape[0], stem="imagenet"), 512),
 }
 
 

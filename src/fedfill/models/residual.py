@@ -35,18 +35,22 @@ class BasicBlock(nn.Module):
         return self.relu(self.residual(x) + self.shortcut(x))  # type: ignore[no-any-return]
 
 
-def resnet18(channels: int) -> nn.Sequential:
-    """ResNet-18 without its last layer, for small images: one 3x3 convolution without pooling in the place of the 7x7 one.
+def resnet18(channels: int, stem: str = "small") -> nn.Sequential:
+    """ResNet-18 without its last layer; for small images one 3x3 convolution without pooling stands in the place of the 7x7 one.
 
     Convolutions start normal with the variance of their fan-out (He et al. 2015), normalisation layers as the identity.
 
     Args:
         channels: Of the images.
+        stem: ``small``, or ``imagenet`` for the paper's (table 1), which brings images to a quarter of their side.
 
     Returns:
         Maps ``[b, channels, h, w]`` to ``[b, 512]``.
     """
     layers: list[nn.Module] = [nn.Conv2d(channels, 64, 3, padding=1, bias=False), nn.BatchNorm2d(64), nn.ReLU()]
+    if stem == "imagenet":
+        layers[0] = nn.Conv2d(channels, 64, 7, stride=2, padding=3, bias=False)
+        layers.insert(2, nn.MaxPool2d(3, 2, padding=1))  # before the ReLU: the same bits
     inputs = 64
     for outputs, stride in ((64, 1), (128, 2), (256, 2), (512, 2)):
         layers += [BasicBlock(inputs, outputs, stride), BasicBlock(outputs, outputs, 1)]

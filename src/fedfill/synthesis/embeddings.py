@@ -24,14 +24,15 @@ class EmbeddingGenerator(nn.Module):
         latent: Size l of the noise.
         classes: Number of classes.
         size: Size d of an embedding.
+        device: Where it lives.
     """
 
-    def __init__(self, latent: int, classes: int, size: int) -> None:
+    def __init__(self, latent: int, classes: int, size: int, device: torch.device | str = "cpu") -> None:
         super().__init__()
         self.classes = classes
         self.layers = nn.Sequential(
-            nn.Linear(latent + classes, size), nn.BatchNorm1d(size), nn.ReLU(),
-            nn.Linear(size, size), nn.BatchNorm1d(size), nn.ReLU(),
+            nn.Linear(latent + classes, size, device=device), nn.BatchNorm1d(size, device=device), nn.ReLU(),
+            nn.Linear(size, size, device=device), nn.BatchNorm1d(size, device=device), nn.ReLU(),
         )  # fmt: skip
 
     def forward(self, z: Tensor, labels: Tensor) -> Tensor:
@@ -46,14 +47,15 @@ class RTNet(nn.Module):
         latent: Size l of the hidden layer.
         classes: Number of classes.
         size: Size d of an embedding.
+        device: Where it lives.
     """
 
-    def __init__(self, latent: int, classes: int, size: int) -> None:
+    def __init__(self, latent: int, classes: int, size: int, device: torch.device | str = "cpu") -> None:
         super().__init__()
         self.classes = classes
         self.layers = nn.Sequential(
-            nn.Linear(size + classes, latent), nn.BatchNorm1d(latent), nn.ReLU(),
-            nn.Linear(latent, size), nn.BatchNorm1d(size),
+            nn.Linear(size + classes, latent, device=device), nn.BatchNorm1d(latent, device=device), nn.ReLU(),
+            nn.Linear(latent, size, device=device), nn.BatchNorm1d(size, device=device),
         )  # fmt: skip
 
     def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
@@ -61,8 +63,19 @@ class RTNet(nn.Module):
         return self.layers(torch.cat([embeddings, functional.one_hot(labels, self.classes).to(embeddings)], 1))  # type: ignore[no-any-return]
 
 
-def initial(make: Callable[[], nn.Module], stream: torch.Generator) -> Weights:
-    """The tensors of a network that is drawn from a stream.
+Make = Callable[[torch.device | str], nn.Module]
+"""Makes one of the two networks on a device."""
+
+
+def empty(make: Make, device: torch.device | str) -> nn.Module:
+    """A network whose tensors hold anything; nothing is drawn for it."""
+    return make("meta").to_empty(device=device)
+
+
+def initial(make: Make, stream: torch.Generator) -> Weights:
+    """The tensors of a network that is drawn from a stream, distributed as torch's own.
+
+    Torch's layers draw from its global generator, which clients that run side by side would share.
 
     Args:
         make: Makes the network.
@@ -71,9 +84,15 @@ def initial(make: Callable[[], nn.Module], stream: torch.Generator) -> Weights:
     Returns:
         Tensors by name, on the stream's device.
     """
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(int(torch.randint(2**62, (), generator=stream, device=stream.device)))
-        return {name: tensor.detach().to(stream.device) for name, tensor in make().state_dict().items()}
+    network = empty(make, stream.device)
+    for layer in network.modules():
+        if isinstance(layer, nn.Linear):
+            bound = layer.in_features**-0.5
+            nn.init.uniform_(layer.weight, -bound, bound, generator=stream)
+            nn.init.uniform_(layer.bias, -bound, bound, generator=stream)
+        elif isinstance(layer, nn.BatchNorm1d):
+            layer.reset_parameters()
+    return {name: tensor.detach() for name, tensor in network.state_dict().items()}
 
 
 def follow_prototypes(
