@@ -61,8 +61,9 @@ class Run:
 
     def __init__(
         self, algorithm: Algorithm, model: Mapping[str, Any], workers: int, participation: float, rounds: int,
-        federation: Federation,
+        federation: Federation | None = None,
     ) -> None:  # fmt: skip
+        federation = federation or small_federation()
         net = build("cnn2", (1, 8, 8), CLASSES, ModelSettings(**model), needs=algorithm.needs(), seed=0)
         self.algorithm = algorithm.resolved(rounds=rounds, model=net, inputs=federation.test.inputs[:1])
         self.net = net
@@ -97,7 +98,8 @@ def run_rounds(
     federation: Federation | None = None,
 ) -> Server:
     """The server after some rounds, with `notes` and `warnings` of all of them in ``history``."""
-    federation = federation or small_federation(labelled=labelled)
+    if federation is None:
+        federation = small_federation(labelled=labelled)
     run = Run(algorithm, model or {}, workers, participation, rounds, federation)
     prepare(run.algorithm, run.server)
     history: list[dict[str, Any]] = []
