@@ -214,10 +214,10 @@ def test_strangers_are_refused_once_and_disturb_nobody(tmp_path: Path, warned: C
 @pytest.mark.parametrize(
     ("hello", "why"),
     [
-        (Hello(0, 99, "digest"), "another release"),
-        (Hello(9, 1, "digest"), "its client number is 9; allowed: 0 to 3"),
-        (Hello(-1, 1, "digest"), "its client number is -1"),
-        (Hello("0", 1, "digest"), "'client' of a Hello is wrong"),  # type: ignore[arg-type]
+        (Hello(0, 99, "digest", True), "another release"),
+        (Hello(9, 1, "digest", True), "its client number is 9; allowed: 0 to 3"),
+        (Hello(-1, 1, "digest", True), "its client number is -1"),
+        (Hello("0", 1, "digest", True), "'client' of a Hello is wrong"),  # type: ignore[arg-type]
         (Update({}, 3), "a Update in place of a Hello"),
     ],
 )
@@ -277,7 +277,7 @@ NONSENSE: dict[str, tuple[Any, str]] = {
     "no answer": (pack(encode({"reply": 1})), "a dict in place of a Answer"),
     "nothing": (pack(encode(Answer())), "neither a reply nor an error"),
     "another kind": (pack(encode(Answer(Broadcast({})))), "a Broadcast in place of a Update"),
-    "a hello": (pack(encode(Answer(Hello(1, 1, "digest")))), "a Hello in place of a Update"),
+    "a hello": (pack(encode(Answer(Hello(1, 1, "digest", True)))), "a Hello in place of a Update"),
     "wrong type": (pack(encode(Answer(Update({}, "3")))), "'samples' of a Update is wrong"),  # type: ignore[arg-type]
     "no weights": (pack(encode(Answer(Update(None, 3)))), "'weights' of a Update is wrong"),  # type: ignore[arg-type]
     "not tensors": (pack(encode(Answer(Update({"a": 3}, 3)))), "'weights.a' of a Update"),  # type: ignore[dict-item]
@@ -410,7 +410,7 @@ def test_evaluation_is_the_one_of_one_process(tmp_path: Path) -> None:
     for t in range(2):
         world.round(t)
     local = run_rounds(TWO["fedavg"], 2, participation=HALF)
-    assert repr(world.engine.evaluate(world.server.state.weights)) == repr(local.evaluation)
+    assert repr(world.engine.evaluate(world.server.state.weights, 1)) == repr(local.evaluation)
 
 
 def test_without_a_test_set_the_hosts_scores_stand_in(tmp_path: Path) -> None:
@@ -419,9 +419,9 @@ def test_without_a_test_set_the_hosts_scores_stand_in(tmp_path: Path) -> None:
     together = Samples(torch.cat([s.inputs for s in own]), torch.cat([s.labels for s in own]))
     engine = world.engine
     engine._test = together
-    one = engine.evaluate(world.initial)
+    one = engine.evaluate(world.initial, 0)
     engine._test = together[:0]
-    other = engine.evaluate(world.initial)
+    other = engine.evaluate(world.initial, 0)
     assert other.accuracy == one.accuracy
     assert other.accuracy_by_class == one.accuracy_by_class
     assert other.accuracy_by_client == one.accuracy_by_client
@@ -439,7 +439,7 @@ def test_scores_that_make_no_sense_are_none(scores: Scores, tmp_path: Path, warn
         return Message(pack(encode(Answer(scores))), reply_to=message) if lies else reply
 
     world.engine.grid.spoil = spoil
-    by_client = world.engine.evaluate(world.initial).accuracy_by_client
+    by_client = world.engine.evaluate(world.initial, 0).accuracy_by_client
     assert [accuracy is None for accuracy in by_client] == [False, True, False, False]
     assert any(line.startswith("client 1 gave no scores") for line in warned())
 
@@ -471,7 +471,7 @@ class Noisy(FedAvg):
     @client_handler
     async def noisy(self, client: Client, message: Broadcast) -> Hello:
         draws = [torch.randint(10**9, (1,), generator=make("a")).item() for make in (client.stream, client.noise)]
-        return Hello(draws[0], draws[1], "")
+        return Hello(draws[0], draws[1], "", True)
 
 
 def test_noise_is_the_same_to_the_same_question_and_other_noise_to_another(tmp_path: Path) -> None:

@@ -203,7 +203,7 @@ def test_more_clients_than_groups(start: Callable[..., World], workers: int) -> 
         cohort = other.server.select(t)
         assert other.round(t, cohort=cohort)[0] == local.round(t, cohort=cohort)[0]
     weights = weights_of(local.model)
-    assert other.engine.evaluate(weights) == local.engine.evaluate(weights)
+    assert other.engine.evaluate(weights, 0) == local.engine.evaluate(weights, 0)
 
 
 def test_workers_share_the_clients_and_more_than_groups_are_not_started(start: Callable[..., World]) -> None:
@@ -347,9 +347,9 @@ def test_a_worker_that_is_killed_between_rounds(start: Callable[..., World]) -> 
     expected = local_digests(4, 2)
     world = start(PooledEngine, 4, workers=2)
     assert world.round(0)[0] == expected[0]
-    before = world.engine.evaluate(weights_of(world.model))
+    before = world.engine.evaluate(weights_of(world.model), 0)
     os.kill(pids(world)[0], signal.SIGKILL)
-    assert world.engine.evaluate(weights_of(world.model)) == before
+    assert world.engine.evaluate(weights_of(world.model), 0) == before
     assert world.round(1)[0] == expected[1]
 
 
