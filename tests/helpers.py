@@ -15,10 +15,19 @@ from fedfill.engines.host import make_resident
 from fedfill.engines.local import LocalEngine
 from fedfill.models.networks import ModelSettings, build
 from fedfill.models.views import weights_of
+from fedfill.streams import numpy_stream
 from fedfill.training.local import LocalTraining, Resident
 from fedfill.tree import Weights
 
 CLASSES = 4
+TINY_GAN = {
+    "gan_iterations": 3,
+    "gan_chunk": 2,
+    "gan_width": 4,
+    "gan_latent": 4,
+    "gan_batch_size": 8,
+    "gan_critic_steps": 2,
+}
 
 
 def bars(n: int, classes: list[int], seed: int) -> Samples:
@@ -31,8 +40,10 @@ def bars(n: int, classes: list[int], seed: int) -> Samples:
     return Samples(images.to(torch.uint8), labels)
 
 
-def small_federation(clients: int = 4, samples: int = 40, per_client: int = 2) -> Federation:
-    """Client i holds the classes i, i + 1, ... (modulo 4), `per_client` of them."""
+def small_federation(
+    clients: int = 4, samples: int = 40, per_client: int = 2, labelled: int | None = None
+) -> Federation:
+    """Client i holds the classes i, i + 1, ... (modulo 4), `per_client` of them, and labels for `labelled` samples or all."""
     members = tuple(
         ClientData(
             bars(samples, [(i + k) % CLASSES for k in range(per_client)], seed=i),
@@ -40,6 +51,7 @@ def small_federation(clients: int = 4, samples: int = 40, per_client: int = 2) -
         )
         for i in range(clients)
     )
+    members = tuple(c.with_labels(labelled, numpy_stream(0, "labelled", i)) for i, c in enumerate(members))
     test = bars(80, list(range(CLASSES)), seed=1000)
     return Federation("bars", members, test, tuple("abcd"), (), "bars")
 
@@ -48,9 +60,9 @@ class Run:
     """Some rounds of an algorithm on the local engine, with everything that a test may look at."""
 
     def __init__(
-        self, algorithm: Algorithm, model: Mapping[str, Any], workers: int, participation: float, rounds: int
-    ) -> None:
-        federation = small_federation()
+        self, algorithm: Algorithm, model: Mapping[str, Any], workers: int, participation: float, rounds: int,
+        federation: Federation,
+    ) -> None:  # fmt: skip
         net = build("cnn2", (1, 8, 8), CLASSES, ModelSettings(**model), needs=algorithm.needs(), seed=0)
         self.algorithm = algorithm.resolved(rounds=rounds, model=net, inputs=federation.test.inputs[:1])
         self.net = net
@@ -65,6 +77,14 @@ class Run:
         self.server.state = State(self.algorithm.server_state(initial))
 
 
+def prepare(algorithm: Algorithm, server: Server) -> None:
+    """All steps before the first round."""
+    steps = algorithm.preparations()
+    for step in range(steps):
+        server.begin(step - steps)
+        algorithm.prepare(server, step)
+
+
 def run_rounds(
     algorithm: Algorithm,
     rounds: int,
@@ -73,9 +93,13 @@ def run_rounds(
     workers: int = 2,
     participation: float = 1.0,
     after: Callable[[Server, int], None] | None = None,
+    labelled: int | None = None,
+    federation: Federation | None = None,
 ) -> Server:
     """The server after some rounds, with `notes` and `warnings` of all of them in ``history``."""
-    run = Run(algorithm, model or {}, workers, participation, rounds)
+    federation = federation or small_federation(labelled=labelled)
+    run = Run(algorithm, model or {}, workers, participation, rounds, federation)
+    prepare(run.algorithm, run.server)
     history: list[dict[str, Any]] = []
     for t in range(rounds):
         run.server.begin(t)

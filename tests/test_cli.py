@@ -542,8 +542,19 @@ def test_list_names_every_algorithm() -> None:
     names = [line.split()[0] for line in text.splitlines() if not line.startswith(" ")]
     # other tests of this process may have algorithms of their own
     assert [name for name in names if find(name).__module__.startswith("fedfill.")] == [
-        "central", "dpfedavg", "fedavg", "feddpms", "feddyn", "fedmix", "fednova", "fedprox", "fedvae", "fedzdac", "fedzdas", "local",
-        "moon", "naivemix", "qffl", "scaffold",
+        "central", "dpfedavg", "fedavg", "feddpgan", "feddpms", "feddyn", "fedmix", "fednova", "fedprox", "fedvae", "fedzdac", "fedzdas", "local",
+        "moon", "naivemix", "qffl", "scaffold", "sdafl", "sdafl-ac",
+    ]  # fmt: skip
+
+
+def test_run_tells_of_each_step_before_the_first_round(tmp_path: Path) -> None:
+    tiny = ("gan_iterations=3", "gan_chunk=2", "gan_width=4", "images_per_client=4", "local_steps=1", "server_steps=1")
+    settings = [word for pair in tiny for word in ("--set", pair)]
+    result = fedfill_("run", "sdafl", "--clients", "3", "--rounds", "1", "--out", str(tmp_path / "r"), *settings)
+    assert result.exit_code == 0
+    lines = [line for line in result.stderr.splitlines() if "preparation" in line or ": round" in line]
+    assert [line.split(", ")[0].split(": ")[1] for line in lines] == [
+        "preparation 1/3", "preparation 2/3", "preparation 3/3", "round 1/1",
     ]  # fmt: skip
 
 

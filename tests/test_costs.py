@@ -7,11 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import fedfill
+from fedfill import tree
 from fedfill.algorithms import known_algorithms
 from fedfill.models.networks import ModelSettings, build
 from fedfill.models.views import part, rest, weights_of
+from fedfill.synthesis import gan
+from fedfill.synthesis.gan import GANSettings
 from fedfill.tree import Weights
 
 K, T, L, CLASSES, PIXELS = 4, 2, 16, 10, 64  # clients, rounds, latent size, classes, values of an image
@@ -31,11 +35,22 @@ BN = sum(
     t.numel() * t.element_size()
     for t in weights_of(build("cnn2bn", (1, 8, 8), CLASSES, ModelSettings(), seed=0)).values()
 )  # parameters, and buffers of batch norm
+# of the GANs below, with batch norm's statistics; the critic without and with ten classes
+GAN = {"gan_iterations": 3, "gan_chunk": 2, "gan_width": 4, "gan_latent": 4}
+IMAGES = 5
+
+
+def of_the_gan() -> tuple[int, int]:
+    """Bytes of generator and critic."""
+    made = gan.start((1, 8, 8), GANSettings(latent=4, width=4, classes=CLASSES), torch.Generator())
+    return tree.size(made.generator), tree.size(made.critic)
+
+
 PV, D = count(rest(parameters("decoder"), "decoder")), count(part(parameters("decoder"), "decoder"))
 
 # per client and round: bytes down, bytes up
 EACH: dict[str, tuple[int, int]] = {
-    **dict.fromkeys(("fedavg", "fedprox", "feddyn", "dpfedavg"), (4 * P, 4 * P + 8)),
+    **dict.fromkeys(("fedavg", "fedprox", "feddyn", "dpfedavg", "fixmatch", "mixup"), (4 * P, 4 * P + 8)),
     **dict.fromkeys(("fednova", "qffl"), (4 * P, 4 * P + 16)),
     "scaffold": (8 * P, 8 * P + 8),
     "moon": (4 * PM, 4 * PM + 8),
@@ -55,12 +70,33 @@ def expected(name: str, result: fedfill.Result) -> dict[str, dict[str, int]]:
         return {"train_augmented": {"down": K * T * (BN + 1), "up": K * (T * (BN + 8) + 4 * 8)}}
     if name == "central":  # one place in the place of K
         return {"train": {"down": T * (4 * P + 8), "up": T * 4 * P}}
+    if name == "semifl":  # clients with nothing to train on send a number
+        counts = json.loads((result.directory / "partition.json").read_text())["clients"]
+        active = sum(n > 0 for record in result.rounds for n in record["confident"].values())
+        return {
+            "share": {"down": 0, "up": sum(map(sum, counts)) * (PIXELS + 8) + 8 * K},
+            "train_confident": {"down": K * T * 4 * P, "up": K * T * 8 + active * 4 * P},
+        }
     if name in ("naivemix", "fedmix"):
         sizes = [sum(row) for row in json.loads((result.directory / "partition.json").read_text())["clients"]]
         means = sum(max(1, n // 64) for n in sizes) * 4 * (PIXELS + CLASSES)
         return {
             "share_means": {"down": 0, "up": means},
             "train_mixed": {"down": K * (T * 4 * P + means), "up": K * T * (4 * P + 8)},
+        }
+    if name.startswith("sdafl"):  # in the first round no image has a label, unless the GANs know them
+        known = name == "sdafl-ac"
+        labels = K * IMAGES * (T if known else T - 1)
+        return {
+            "pretrain": {"down": K * 2 * 8, "up": K * 2 * 8},
+            "upload": {"down": K * 8, "up": K * IMAGES * (PIXELS + 8 * known)},
+            "train_aided": {"down": K * (T * 4 * P + K * IMAGES * PIXELS + labels), "up": K * T * (4 * P + 8)},
+        }
+    if name == "feddpgan":  # two exchanges
+        generator, critic = of_the_gan()
+        return {
+            "train_gan": {"down": K * 2 * (generator + critic + 8), "up": K * 2 * (generator + critic)},
+            "train_augmented": {"down": K * (T * 4 * P + generator), "up": K * T * (4 * P + 8)},
         }
     # feddpms: one preliminary round, which sends the decoder up, and one secondary, in which everybody shares
     rows = [[row["accepted"] for row in classes.values()] for classes in result.rounds[1]["acceptance"].values()]
@@ -74,8 +110,16 @@ def expected(name: str, result: fedfill.Result) -> dict[str, dict[str, int]]:
 
 @pytest.mark.parametrize("name", [n for n, k in known_algorithms().items() if k.__module__.startswith("fedfill.")])
 def test_bytes_follow_the_formulas(name: str, tmp_path: Path):
-    zero_shot = {"model": "cnn2bn", "inversion_steps": 2, "images_per_class": 2} if name.startswith("fedzda") else {}
-    result = fedfill.run(name, **OPTIONS, **zero_shot, out=tmp_path / name)
+    own: dict[str, Any] = {}
+    if name.startswith("fedzda"):
+        own = {"model": "cnn2bn", "inversion_steps": 2, "images_per_class": 2}
+    elif name.startswith("sdafl"):
+        own = {**GAN, "images_per_client": IMAGES, "local_steps": 2, "server_steps": 1, "tau": 0.0}
+    elif name == "semifl":
+        own = {"labelled_per_client": 20, "tau": 0.3}
+    elif name == "feddpgan":
+        own = {**GAN, "images_per_class": 2}
+    result = fedfill.run(name, **{**OPTIONS, **own}, out=tmp_path / name)
     formula = expected(name, result)
     assert result.summary["bytes_by_handler"] == formula
     assert result.summary["bytes_down"] == sum(leg["down"] for leg in formula.values())

@@ -22,8 +22,9 @@ from torch import nn
 
 import fedfill
 from fedfill import tree
-from fedfill.algorithms.fedavg import FedAvg
+from fedfill.algorithms.fedavg import Broadcast, FedAvg
 from fedfill.data.federation import federate
+from fedfill.engines.contract import Server
 from fedfill.engines.local import LocalEngine
 from fedfill.errors import FedfillError, checked
 from fedfill.loop import Prepared
@@ -753,6 +754,95 @@ def test_a_number_of_labels_that_is_none(number: Any, tmp_path: Path) -> None:
     with pytest.raises(FedfillError, match=r"^labelled_per_client: found .*; allowed: (at least 1|a whole number)$"):
         fedfill.run("fedavg", **TINY, labelled_per_client=number, out=tmp_path / "r")
     assert not (tmp_path / "r").exists()
+
+
+# ---- steps before the first round
+
+
+class Rehearsed(FedAvg):
+    """FedAvg after three steps in which clients draw numbers; the second one has something to say."""
+
+    name = "rehearsed"
+
+    def preparations(self) -> int:
+        return 3
+
+    def server_state(self, initial: tree.Weights) -> dict[str, tree.Tree]:
+        return {**super().server_state(initial), "drawn": []}
+
+    def prepare(self, server: Server, step: int) -> None:
+        replies = server.call([0, 2], self.train, Broadcast(server.state.weights))
+        assert server.round == step - 3
+        server.state.drawn = [*server.state.drawn, float(torch.rand((), generator=server.stream("drawn")))]
+        server.note(replies=len(replies), drawn=server.state.drawn)
+        if step == 1:
+            server.warn("half of it is done")
+            server.lose(1, "train", "it was not asked")
+
+
+@pytest.fixture
+def rehearsed(tmp_path: Path) -> Any:
+    """Runs it, and remembers its records; ``stop_at`` ends the run behind a step, or behind a round (-1 is the first)."""
+
+    def run(folder: str, stop_at: int | None = None, **options: Any) -> tuple[Any, list[dict[str, Any]]]:
+        seen: list[dict[str, Any]] = []
+
+        def follow(record: dict[str, Any], rounds: int) -> None:
+            assert rounds == 2
+            seen.append(record)
+            if stop_at is not None and stop_at in (record.get("step"), -record.get("round", 0)):
+                raise KeyboardInterrupt
+
+        try:
+            result = fedfill.run(
+                Rehearsed, clients=4, rounds=2, local_steps=1, out=tmp_path / folder, on_round=follow, **options
+            )
+        except KeyboardInterrupt:
+            result = None
+        return result, seen
+
+    return run
+
+
+def test_steps_before_the_first_round_are_in_the_summary(rehearsed: Any) -> None:
+    result, seen = rehearsed("whole")
+    steps = result.summary["preparation"]
+    assert seen == [*steps, *result.rounds]
+    assert [(step["step"], step["steps"], step["replies"]) for step in steps] == [(1, 3, 2), (2, 3, 2), (3, 3, 2)]
+    assert [record["round"] for record in result.rounds] == [1, 2]
+    assert json.loads((result.directory / "summary.json").read_text())["preparation"] == steps
+    assert len((result.directory / "rounds.jsonl").read_text().splitlines()) == 2
+    # what they cost is part of the whole
+    for total in ("bytes_up", "bytes_down", "train_samples"):
+        assert all(step[total] > 0 for step in steps)
+        assert result.summary[total] == sum(record[total] for record in seen)
+    assert result.summary["seconds"] == pytest.approx(sum(record["seconds"] for record in seen), abs=0.01)
+    assert result.summary["warnings"] == ["preparation, step 2: half of it is done"]
+    assert result.summary["lost_replies"] == 1
+
+
+def test_they_leave_an_algorithm_without_any_as_it_was(whole: dict[str, fedfill.Result]) -> None:
+    assert "preparation" not in whole["fedavg"].summary
+
+
+@pytest.mark.parametrize("stop_at", [1, 2, 3, -1])
+def test_a_run_that_is_stopped_goes_on_behind_the_last_step(stop_at: int, rehearsed: Any) -> None:
+    whole, _ = rehearsed("whole")
+    assert rehearsed("part", stop_at, workers=1)[0] is None
+    again, seen = rehearsed("part", workers=2)
+    first = seen[0]["step"] if stop_at in (1, 2) else 3 + seen[0]["round"]
+    assert first == (stop_at + 1 if stop_at > 0 else 3 + 2)
+    steps = [without_times(step) for step in again.summary["preparation"]]
+    assert steps == [without_times(step) for step in whole.summary["preparation"]]
+    assert without_times({**again.summary, "preparation": 0}) == without_times({**whole.summary, "preparation": 0})
+    assert again.resumed_after == (1 if stop_at == -1 else 0)
+
+
+def test_they_do_not_move_the_global_model(tmp_path: Path, rehearsed: Any) -> None:
+    """Rounds have the draws that they have without any step before them."""
+    result, _ = rehearsed("whole")
+    plain = fedfill.run("fedavg", clients=4, rounds=2, local_steps=1, out=tmp_path / "plain")
+    assert result.summary["weights_sha256"] == plain.summary["weights_sha256"]
 
 
 def test_another_program_is_another_experiment(tmp_path: Path) -> None:

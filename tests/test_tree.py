@@ -319,3 +319,41 @@ def test_sha256_is_of_names_types_shapes_and_values() -> None:
 def test_sha256_takes_every_type(dtype: torch.dtype) -> None:
     one, other = torch.tensor([1, 0]).to(dtype), torch.tensor([0, 1]).to(dtype)
     assert tree.sha256({"a": one}) != tree.sha256({"a": other})
+
+
+LARGE = 1 << 18  # float32 values of a megabyte
+
+
+def test_equal_large_tensors_are_stored_once() -> None:
+    pool = torch.arange(LARGE, dtype=torch.float32)
+    one, ten = tree.to_bytes({0: pool}), tree.to_bytes({i: pool.clone() for i in range(10)})
+    assert len(ten) < len(one) + 1000
+    back = tree.from_bytes(ten)
+    assert list(back) == list(range(10))
+    assert all(torch.equal(tensor, pool) for tensor in back.values())
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        torch.cat([torch.arange(LARGE - 1, dtype=torch.float32), torch.zeros(1)]),  # the last value
+        torch.arange(LARGE, dtype=torch.float32).reshape(2, -1),  # the shape
+        torch.arange(LARGE, dtype=torch.float32).view(torch.int32),  # the type
+        -torch.arange(LARGE, dtype=torch.float32).neg().flip(0),  # the order
+    ],
+)
+def test_large_tensors_that_differ_are_both_stored(other: Tensor) -> None:
+    pool = torch.arange(LARGE, dtype=torch.float32)
+    value = [pool, other, torch.ones(3), pool]
+    data = tree.to_bytes(value)
+    assert 2 * 4 * LARGE < len(data) < 2 * 4 * LARGE + 2000
+    assert same(tree.from_bytes(data), value)
+
+
+def test_small_tensors_are_stored_each_for_itself_and_come_back_apart() -> None:
+    small = torch.zeros(LARGE - 1)
+    data = tree.to_bytes([small, small])
+    assert len(data) > 2 * 4 * (LARGE - 1)
+    back = tree.from_bytes(data)
+    back[0].fill_(1)
+    assert torch.equal(back[1], small)

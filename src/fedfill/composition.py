@@ -191,7 +191,7 @@ class Composable(Algorithm):
                 raise FedfillError(
                     f"{axis}: found {getattr(self, axis).name} with {self.name}, which has its own; allowed: none"
                 )
-        for method in (self.objective_of, self.aggregation_of):
+        for method in filter(None, (self, self.local, self.aggregation)):
             method.check_host(self)
         resolved = super().resolved(rounds=rounds, model=model, inputs=inputs)
         if self.aggregation is None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.helpers import run_rounds
+from tests.helpers import TINY_GAN, run_rounds, small_federation
 
 import fedfill
 from fedfill.algorithms import find, known_algorithms, parse_variant
@@ -183,7 +183,14 @@ def test_running_statistics_follow_the_policy(name: str, buffers: str):
         extra |= {"images_per_class": 2, "inversion_steps": 3, "server_buffers": buffers}
     if name == "dpfedavg":
         extra |= {"noise_multiplier": 1e-3}
-    server = run_rounds(find(name)(**extra, buffers=buffers), rounds=2, model={"width": "wide"})
+    if name == "semifl":
+        extra |= {"tau": 0.0, "local_steps": 3, "server_steps": 3}
+    if name.startswith("sdafl"):
+        extra |= {**TINY_GAN, "images_per_client": 4, "server_steps": 1, "local_steps": 2}
+    if name == "feddpgan":
+        extra |= {**TINY_GAN, "images_per_class": 2}
+    federation = small_federation(labelled=8 if name in ("semifl", "fixmatch") else None)
+    server = run_rounds(find(name)(**extra, buffers=buffers), rounds=2, model={"width": "wide"}, federation=federation)
     models = (
         [state["weights"] for state in server.client_states.values()] if name == "local" else [server.state.weights]
     )
@@ -253,6 +260,7 @@ def test_a_network_that_works_in_place_leaves_the_data_alone(name: str, tmp_path
 STOPPED = {
     "scaffold": {}, "moon": {}, "feddyn": {}, "naivemix": {"group_size": 8}, "fedmix": {"group_size": 8}, "qffl": {},
     "fednova": {}, "dpfedavg": {}, "fedvae": {}, "local": {}, "central": {},
+    **{name: {"labelled_per_client": 16, "tau": 0.15, "local_steps": 3} for name in ("fixmatch", "mixup", "semifl")},
     "feddpms": {"local": "scaffold", "optimizer": "sgd", "preliminary_rounds": 1, "alpha": 5, "max_candidates": 50},
 }  # fmt: skip
 
@@ -270,7 +278,7 @@ def test_a_run_that_is_stopped_goes_on_with_the_same_bits(name: str, tmp_path: P
     whole = fedfill.run(name, out=tmp_path / "whole", **options)
 
     def stop(record: dict[str, Any], rounds: int) -> None:
-        if record["round"] == 2:
+        if record.get("round") == 2:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):

@@ -73,6 +73,20 @@ def test_slow_against_fast(contrast: str, width: str):
     assert all(torch.allclose(a, b, atol=1e-4) for a, b in zip(*grads, strict=True))
 
 
+def test_a_loss_that_sees_other_samples_too_is_contrasted_on_those_of_the_mini_batch():
+    data = bars(12, [0, 1, 2], 0)
+    start = start_of(weights_of(net(1)), model=net(0), data=data, previous=weights_of(net(2)))
+    batch = Batch(normalise(data.inputs[:4]), data.labels[:4], torch.arange(4))
+    context, model = Context(start.weights, torch.Generator(), 0), net(3)
+
+    def more(model, batch, context):
+        scores = model(torch.cat([normalise(data.inputs[4:]), batch.inputs]))
+        return functional.cross_entropy(scores[8:], batch.labels)
+
+    own, other = (Moon(mu=2.0).objective(start, loss)(model, batch, context) for loss in (plain, more))
+    assert other.item() == pytest.approx(own.item(), rel=1e-5)
+
+
 def test_the_head_stands_in_the_prediction_path():
     model = net(0)
     x = torch.rand(3, 1, 8, 8)

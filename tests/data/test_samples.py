@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fedfill.data.samples import Samples, normalise, quantise
+from fedfill.data.samples import Samples, draw, normalise, quantise
 
 
 def images(n: int, dtype: torch.dtype = torch.uint8, shape: tuple[int, ...] = (1, 2, 2)) -> Samples:
@@ -41,3 +41,11 @@ def test_bytes_and_floats() -> None:
     assert torch.equal(normalise(floats), floats)
     assert normalise(floats).data_ptr() != floats.data_ptr()  # a network may work in place
     assert quantise(torch.tensor([-0.1, 0.5, 1.1])).tolist() == [0, 128, 255]
+
+
+def test_drawn_samples_keep_their_labels_and_all_come_equally_often() -> None:
+    data = Samples(torch.arange(0, 250, 50, dtype=torch.uint8)[:, None], torch.arange(5))
+    inputs, labels = draw(data, 5000, torch.Generator().manual_seed(0))
+    assert torch.equal(inputs, normalise(data.inputs)[labels])
+    assert (torch.bincount(labels) - 1000).abs().max() < 120  # more than four standard deviations
+    assert torch.equal(labels, draw(data, 5000, torch.Generator().manual_seed(0))[1])

@@ -589,6 +589,15 @@ def test_errors_become_lost_replies_and_the_others_go_on(start: Start, three: Fe
     assert list(server.call(ALL, P.fail, Ask())) == ALL  # it can be asked again
 
 
+def test_a_part_of_the_cohort_may_fail_altogether(start: Start, three: Federation) -> None:
+    """An algorithm that asks one client again must not end the run of the others."""
+    server, _ = start(P, three)
+    server.begin(0)
+    assert server.select(0) == ALL
+    assert server.call([1], P.fail, Ask(listed=ALL)) == {}
+    assert [(lost["client"], lost["handler"]) for lost in server.lost] == [(1, "fail")]
+
+
 def test_all_replies_lost_raises(start: Start, three: Federation) -> None:
     server, _ = start(P, three)
     server.begin(6)

@@ -12,7 +12,7 @@ import pytest
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from tests.engines.in_process import InProcessEngine, hosts
-from tests.helpers import CLASSES, run_rounds, small_federation
+from tests.helpers import CLASSES, TINY_GAN, prepare, run_rounds, small_federation
 
 from fedfill import tree
 from fedfill.algorithms import Algorithm
@@ -20,6 +20,7 @@ from fedfill.algorithms.fedavg import Broadcast, FedAvg, Update
 from fedfill.algorithms.feddpms import FedDPMS
 from fedfill.algorithms.fedmix import FedMix
 from fedfill.algorithms.scaffold import Scaffold
+from fedfill.algorithms.sdafl import SDAFL
 from fedfill.data.samples import Samples
 from fedfill.engines.contract import Client, Server, State, client_handler
 from fedfill.engines.flower import (
@@ -52,6 +53,7 @@ MORE: dict[str, Algorithm] = {
     "fedmix with moon and qffl": FedMix(
         local_epochs=1, batch_size=8, group_size=8, local="moon:contrast=latent", aggregation="qffl"
     ),
+    "sdafl": SDAFL(**TINY_GAN, images_per_client=6, local_steps=4, batch_size=8, server_steps=2, tau=0.1),
 }
 ROUNDS = 5
 HALF = 0.5
@@ -121,9 +123,37 @@ def expected(name: str) -> str:
 @pytest.mark.parametrize("name", [*TWO, *MORE])
 def test_same_bits_as_in_one_process(name: str, tmp_path: Path) -> None:
     world = World(name, tmp_path)
+    prepare(world.algorithm, world.server)
     for t in range(ROUNDS):
         world.round(t)
     assert world.sha256 == expected(name)
+
+
+@pytest.mark.parametrize("killed_in", [-3, -2, -1, 0])
+def test_a_server_that_was_killed_before_the_first_round_does_its_last_step_again(
+    killed_in: int, tmp_path: Path
+) -> None:
+    """Two chunks of pre-training, the upload and the first round: what hosts keep of the steps before is not begun anew."""
+    world = World("sdafl", tmp_path)
+
+    def moment(t: int) -> None:
+        world.server.begin(t)
+        if t < 0:
+            world.algorithm.prepare(world.server, t + world.algorithm.preparations())
+        else:
+            world.algorithm.round(world.server, t)
+
+    assert world.algorithm.preparations() == 3
+    for t in range(-3, killed_in):
+        moment(t)
+    checkpoint = tree.to_bytes(world.server.state.tree())
+    moment(killed_in)  # everything arrived, and nothing was written
+    world.engine = world.connect(run_id=2)
+    world.server = world.serve()
+    world.server.state = State(tree.from_bytes(checkpoint))
+    for t in range(killed_in, ROUNDS):
+        moment(t)
+    assert world.sha256 == expected("sdafl")
 
 
 @pytest.mark.parametrize("name", TWO)

@@ -29,6 +29,7 @@ from fedfill.algorithms.fedavg import FedAvg
 from fedfill.algorithms.feddpms import FedDPMS
 from fedfill.algorithms.fedmix import FedMix
 from fedfill.algorithms.scaffold import Scaffold
+from fedfill.algorithms.sdafl import SDAFL
 from fedfill.data.federation import ClientData, Federation
 from fedfill.data.samples import Samples
 from fedfill.engines import ray as module
@@ -175,8 +176,9 @@ QUICK = {"local_epochs": 2, "batch_size": 8}
         (FedDPMS(**QUICK, lr_decay=1.0, n_classes=2, alpha=5, sigma=1.0, preliminary_rounds=2), 4),
         (Scaffold(**QUICK, optimizer="sgd"), 3),
         (FedMix(**QUICK, group_size=8, local="moon:contrast=latent", aggregation="qffl"), 3),
+        (SDAFL(**helpers.TINY_GAN, images_per_client=6, local_steps=4, batch_size=8, server_steps=2, tau=0.1), 3),
     ],
-    ids=["fedavg", "feddpms", "scaffold", "fedmix with moon and qffl"],
+    ids=["fedavg", "feddpms", "scaffold", "fedmix with moon and qffl", "sdafl"],
 )
 def test_any_number_of_workers_gives_the_bits_of_the_local_engine(
     monkeypatch: pytest.MonkeyPatch, algorithm: Algorithm, rounds: int

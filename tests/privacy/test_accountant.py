@@ -283,3 +283,62 @@ def test_more_wrong_arguments_of_a_program() -> None:
     for latent_dim, count in ((0, 5), (5, 0)):
         with pytest.raises(ValueError, match="needs a coordinate and a record"):
             mean_sensitivity(latent_dim, count)
+
+
+# Poisson samples
+
+
+@pytest.mark.parametrize(("target", "probability", "steps"), [(5.0, 0.1, 40), (1.0, 0.02, 30), (8.0, 1.0, 10)])
+def test_sampled_noise_keeps_its_promise_and_a_hair_less_breaks_it(
+    target: float, probability: float, steps: int
+) -> None:
+    noise = accountant.sampled_noise(target, probability, steps, DELTA)
+    assert accountant.sampled_epsilon(noise, probability, steps, DELTA) <= target
+    assert accountant.sampled_epsilon(noise * 0.998, probability, steps, DELTA) > target
+
+
+def test_sampled_noise_of_every_record_in_every_step_is_that_of_a_gaussian() -> None:
+    noise = accountant.sampled_noise(3.0, 1.0, 9, DELTA)
+    assert noise == pytest.approx(std_for(1.0, 3.0, DELTA, copies=9), rel=2e-3)
+
+
+def test_more_steps_and_larger_samples_cost_more_and_need_more_noise() -> None:
+    by_steps = [accountant.replaced_epsilon(0.0, ((1.0, 0.05, n),), DELTA) for n in (1, 10, 40)]
+    by_share = [accountant.replaced_epsilon(0.0, ((1.0, q, 10),), DELTA) for q in (0.01, 0.1, 1.0)]
+    by_mu = [accountant.replaced_epsilon(mu, ((1.0, 0.05, 10),), DELTA) for mu in (0.0, 0.3, 1.0)]
+    for figures in (by_steps, by_share, by_mu):
+        assert figures == sorted(figures)
+        assert figures[0] < figures[-1]
+
+
+def test_a_replaced_record_costs_more_than_one_that_is_removed_and_no_more_than_two() -> None:
+    """Replacing is removing and adding: with every record in every step mu is doubled, and sampling only helps."""
+    one = accountant.sampled_epsilon(1.0, 0.05, 20, DELTA)
+    replaced = accountant.replaced_epsilon(0.0, ((1.0, 0.05, 20),), DELTA)
+    assert one < replaced < accountant.epsilon(gaussian_mu(2.0, 1.0, 20), DELTA)
+    everywhere = accountant.replaced_epsilon(0.0, ((2.0, 1.0, 4),), DELTA)
+    assert everywhere == pytest.approx(accountant.epsilon(gaussian_mu(2.0, 2.0, 4), DELTA), rel=2e-3)
+
+
+def test_mixed_mechanisms_without_sampling_are_one_gaussian() -> None:
+    mixed = accountant.replaced_epsilon(0.7, ((2.0, 1.0, 4),), DELTA)
+    assert mixed == pytest.approx(accountant.epsilon(compose([0.7, gaussian_mu(2.0, 2.0, 4)]), DELTA), rel=2e-3)
+    assert accountant.replaced_epsilon(0.7, (), DELTA) == accountant.epsilon(0.7, DELTA)
+
+
+@pytest.mark.parametrize("noise", [0.01, 0.19])
+def test_little_noise_has_the_bound_without_sampling(noise: float) -> None:
+    bound = accountant.epsilon(gaussian_mu(2.0, noise, 30), DELTA)
+    assert accountant.replaced_epsilon(0.0, ((noise, 0.1, 30),), DELTA) == bound
+    assert accountant.sampled_epsilon(noise, 0.1, 30, DELTA) == accountant.epsilon(gaussian_mu(1.0, noise, 30), DELTA)
+    # with another mechanism beside it
+    mu = compose([gaussian_mu(2.0, noise, 30), 0.5])
+    assert accountant.replaced_epsilon(0.5, ((noise, 0.1, 30),), DELTA) == accountant.epsilon(mu, DELTA)
+
+
+@pytest.mark.parametrize("target", [0.0, -1.0, math.inf, math.nan])
+def test_a_wrong_target_is_one_sentence(target: float) -> None:
+    with pytest.raises(FedfillError, match=r"^target_epsilon: found"):
+        accountant.sampled_noise(target, 0.1, 10, DELTA)
+    with pytest.raises(FedfillError, match="delta is"):
+        accountant.sampled_noise(1.0, 0.1, 10, 0.0)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from fedfill import tree
 from fedfill.errors import FedfillError
 from fedfill.privacy import accountant
-from fedfill.privacy.ledger import Ledger, Release, gaussian, public, unbounded
+from fedfill.privacy.ledger import Ledger, Release, dpsgd, gaussian, public, unbounded
 
 DELTA = 1e-5
 FIXED = "the encoder is fixed"
@@ -326,3 +326,75 @@ def test_empty_ledger() -> None:
     assert got["unit"] == "one record of one client"
     assert got["delta"] == 1e-5
     assert got["statement"].endswith("In total: epsilon 0, as no client has sent anything.")
+
+
+# Gaussian mechanisms on Poisson samples
+
+NOISE, SHARE = 1.1, 0.05
+
+
+def steps(count: int, noise: float = NOISE, probability: float = SHARE, what: str = "a generator") -> Release:
+    return dpsgd(what, noise, probability, count)
+
+
+def test_two_chunks_are_one_release_of_their_sum() -> None:
+    once, twice = Ledger(), Ledger()
+    once.add(0, "Images.inputs", steps(50))
+    for part in (20, 30):
+        twice.add(0, "Images.inputs", steps(part))
+    whole = accountant.replaced_epsilon(0.0, ((NOISE, SHARE, 50),), DELTA)
+    assert account(once)["total_epsilon"] == account(twice)["total_epsilon"] == whole
+    assert entry(twice, "Images.inputs")["times"] == 2
+    # not the sum of their figures, which would be too much
+    parts = sum(accountant.replaced_epsilon(0.0, ((NOISE, SHARE, part),), DELTA) for part in (20, 30))
+    assert whole < 0.9 * parts
+
+
+def test_sampled_steps_of_two_fields_and_a_gaussian_release_compose() -> None:
+    ledger = Ledger()
+    ledger.add(0, "Images.inputs", steps(20))
+    ledger.add(0, "Own.critic", steps(30, what="a critic"))
+    ledger.add(0, "Own.other", steps(10, noise=2.0, what="another"))
+    ledger.add(0, "Reply.codes", Release("noise", 0.5))
+    ledger.add(1, "Reply.codes", Release("noise", 0.6))
+    total = accountant.replaced_epsilon(0.5, ((NOISE, SHARE, 50), (2.0, SHARE, 10)), DELTA)
+    assert account(ledger)["total_epsilon"] == pytest.approx(total, rel=1e-9)
+    assert total > max(item["epsilon"] for item in account(ledger)["entries"])
+    assert entry(ledger, "Images.inputs")["epsilon"] == accountant.replaced_epsilon(0.0, ((NOISE, SHARE, 20),), DELTA)
+    assert (
+        "Images.inputs (DP-SGD (noise multiplier 1.1) behind a generator) is protected" in account(ledger)["statement"]
+    )
+
+
+def test_the_worst_client_counts_of_sampled_ones_too() -> None:
+    ledger = Ledger()
+    for client, probability in enumerate((0.05, 0.2, 0.1)):
+        ledger.add(client, "Images.inputs", dpsgd("x", NOISE, probability, 20, "noise that differs"))
+    worst = accountant.replaced_epsilon(0.0, ((NOISE, 0.2, 20),), DELTA)
+    assert entry(ledger, "Images.inputs")["epsilon"] == account(ledger)["total_epsilon"] == worst
+
+
+def test_sampled_steps_survive_a_checkpoint() -> None:
+    ledger = Ledger()
+    ledger.add(0, "Images.inputs", steps(20))
+    ledger.add(0, "Images.inputs", dpsgd("a generator", NOISE, SHARE / 3, 7))
+    ledger.add(1, "Images.inputs", steps(5))
+    ledger.add(1, "Reply.codes", Release("noise", 0.5))
+    again = Ledger.restore(tree.from_bytes(tree.to_bytes(ledger.state())))
+    assert again.state()["entries"][0]["sampled"] == ledger.state()["entries"][0]["sampled"]
+    for one in (ledger, again):
+        one.add(0, "Images.inputs", steps(1))
+    assert account(again) == account(ledger)
+    old = ledger.state()
+    for item in old["entries"]:
+        del item["sampled"]  # as ledgers were before there were any
+    assert entry(Ledger.restore(old), "Reply.codes")["epsilon"] == pytest.approx(accountant.epsilon(0.5, DELTA))
+
+
+def test_sampled_steps_beside_model_updates_leave_no_guarantee_in_total() -> None:
+    ledger = Ledger()
+    ledger.add(0, "Images.inputs", steps(20))
+    ledger.add(0, "Reply.weights", UPDATE)
+    assert account(ledger)["total_epsilon"] is None
+    assert entry(ledger, "Images.inputs")["epsilon"] is not None
+    assert "Independent of" not in account(ledger)["statement"]

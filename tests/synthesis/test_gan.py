@@ -64,7 +64,7 @@ def test_it_learns_what_the_data_look_like_with_a_slope_near_1():
     settings = dataclasses.replace(SMALL, width=8, learning_rate=5e-3)
     data = blobs()
     begin = gan.start((1, 8, 8), settings, stream())
-    trained = gan.train(begin, data, 120, settings, stream(1), stream(2))
+    trained = gan.train(begin, data, 200, settings, stream(1), stream(2))
     made = gan.generate(trained, 64, data, settings, stream(3))
     bright = made.float() / 255
     halves = torch.stack([bright[:, :, :4].mean((1, 2, 3)), bright[:, :, 4:].mean((1, 2, 3))], 1)  # [n, 2]
@@ -79,7 +79,7 @@ def test_it_learns_what_the_data_look_like_with_a_slope_near_1():
         slope = gan.gradient_penalty(lambda x, critic=critic: critic(x)[0], real, fake, torch.full((32,), 0.5))
         penalties.append(slope.mean().item())
     # with the sign of the paper's equation 1 it would run away
-    assert penalties[1] < 0.5 < 0.9 < penalties[0]
+    assert penalties[1] < 0.4 < 0.9 < penalties[0]
 
 
 def test_an_auxiliary_classifier_makes_the_wanted_class():
@@ -128,6 +128,9 @@ def test_without_clipping_and_noise_dpsgd_is_the_plain_gradient():
     class InOrder(gan._Draws):
         def batch(self, n):
             return torch.arange(n)
+
+        def partners(self, b):
+            return torch.arange(b)
 
     found = []
     for settings in (private, dataclasses.replace(private, noise="none")):
@@ -202,3 +205,39 @@ def test_releases():
 def test_what_no_gan_here_can_make(shape):
     with pytest.raises(FedfillError, match="sdafl makes square images"):
         gan.require_images(torch.zeros(1, *shape), "sdafl")
+
+
+def test_with_dpsgd_the_fakes_do_not_tell_how_many_real_images_were_drawn():
+    """One fake more for one image more would move the batch norm of all fakes, which no clipping bounds."""
+    settings = dataclasses.replace(SMALL, noise="dpsgd", batch_size=4)
+    begin = gan.start((1, 8, 8), settings, stream())
+
+    class All(gan._Draws):
+        def batch(self, n):
+            return torch.arange(n)
+
+    states = []
+    for n in (3, 4, 9):
+        generator, critic = Generator((1, 8, 8), settings), Critic((1, 8, 8), settings)
+        generator.load_state_dict(begin.generator)
+        critic.load_state_dict(begin.critic)
+        draws = All(stream(1), settings, torch.device("cpu"))
+        gan._step_critic(critic, generator, blobs(n), settings, draws, stream(2), 1.0)
+        states.append(generator.state_dict())
+    assert all(torch.equal(state[name], states[0][name]) for state in states[1:] for name in states[0])
+
+
+def test_an_image_more_moves_the_other_images_partners_by_no_rule():
+    settings = dataclasses.replace(SMALL, noise="dpsgd", batch_size=4)
+    partners = gan._Draws(stream(), settings, torch.device("cpu")).partners(4000)
+    assert torch.bincount(partners).tolist() == pytest.approx([1000] * 4, rel=0.1)
+    plain = gan._Draws(stream(), SMALL, torch.device("cpu")).partners(3)
+    assert plain.tolist() == [0, 1, 2]
+
+
+def test_torchs_global_generator_is_left_alone():
+    """Clients' GANs are trained in threads side by side, and that generator is one for all of them."""
+    before = torch.random.get_rng_state()
+    made = gan.train(gan.start((1, 8, 8), SMALL, stream()), blobs(), 1, SMALL, stream(1), stream(2))
+    gan.generate(made, 3, blobs(), SMALL, stream(3))
+    assert torch.equal(torch.random.get_rng_state(), before)

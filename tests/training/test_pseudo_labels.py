@@ -13,7 +13,7 @@ from torch.nn import functional
 from fedfill.data.samples import Samples, normalise
 from fedfill.models.networks import ModelSettings, build
 from fedfill.models.views import weights_of
-from fedfill.training.pseudo_labels import Labelling, labelling, pseudo_labels
+from fedfill.training.pseudo_labels import Labelling, labelling, predicted, pseudo_labels
 
 HALF = math.log(3.0)  # against a score of 0: probabilities 3/4 and 1/4
 SCORES = torch.tensor([[HALF, 0.0], [0.0, HALF], [0.0, 0.0], [0.0, 9.0], [float("nan"), 0.0]])
@@ -34,6 +34,13 @@ def test_labels_by_hand(tau: float, labels: list[int], batch_size: int) -> None:
     found = pseudo_labels(nn.Identity(), SCORES, tau, batch_size)
     assert found.dtype == torch.int64
     assert found.tolist() == labels
+
+
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_predictions_by_hand(batch_size: int) -> None:
+    probabilities, classes = predicted(nn.Identity(), SCORES[:4], batch_size)
+    assert probabilities.tolist() == pytest.approx([0.75, 0.75, 0.5, 1 / (1 + math.exp(-9))])
+    assert classes.tolist() == [0, 1, 0, 1]
 
 
 def test_they_are_those_of_the_model_in_evaluation_mode(random_samples: Callable[..., Samples]) -> None:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from fedfill.algorithms.fedavg import FedAvg, Update
 from fedfill.data.samples import Samples
 from fedfill.engines.contract import Client, Message, Server, client_handler
+from fedfill.errors import FedfillError
 from fedfill.synthesis import gan
 from fedfill.synthesis.gan import GAN, GANOptions
 from fedfill.tree import Tree, Weights
@@ -71,7 +72,11 @@ class FedDPGAN(GANOptions, FedAvg):
     """Synthetic images of each class that a client adds to its own."""
 
     def resolved(self, *, rounds: int, model: nn.Module, inputs: Tensor) -> Self:
-        """Make sure that a GAN can make what the data hold."""
+        """Make sure that a GAN can make what the data hold, and that nobody waits for a moving average."""
+        if self.gan_average:
+            raise FedfillError(
+                f"gan_average: found {self.gan_average} with feddpgan, whose generator is the clients' average already; allowed: 0"
+            )
         gan.require_images(inputs, self.name)
         return super().resolved(rounds=rounds, model=model, inputs=inputs)
 

@@ -53,7 +53,9 @@ class Moon(FedAvg):
         def contrastive(model: nn.Module, batch: Batch, context: Context) -> Tensor:
             with output_of(getattr(model, MODULE[self.contrast])) as seen:
                 supervised = loss(model, batch, context)
-            z = seen[-1] if seen else self.representation(model)(batch.inputs)  # [b, d]
+            # a loss may have seen other samples too, or none of these
+            same = bool(seen) and len(seen[-1]) == len(batch.index)
+            z = seen[-1] if same else self.representation(model)(batch.inputs)  # [b, d]
             term = model_contrast(z, received[batch.index], last[batch.index], self.temperature)
             return supervised + self.mu * term
 

@@ -15,10 +15,11 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from fedfill.algorithms import CONTRIBUTED, Composable
+from fedfill.algorithms import CONTRIBUTED
 from fedfill.algorithms.fedavg import FedAvg
-from fedfill.data.samples import Batch, Samples, normalise
+from fedfill.data.samples import Batch, Samples, draw
 from fedfill.engines.contract import Client, Message, Server, client_handler
+from fedfill.engines.exchange import shapes_of
 from fedfill.errors import FedfillError
 from fedfill.privacy.ledger import public, unbounded
 from fedfill.synthesis import gan
@@ -141,17 +142,13 @@ class SDAFL(GANOptions, FedAvg):
     unlabelled_batch_size: int = Field(default=64, ge=1)
     """Images without a label, where a client holds some, beside those of `batch_size` in a mini-batch."""
 
-    def check_host(self, host: Composable) -> None:
-        """Refuse an aggregation that hides from the server what it labels with."""
-        super().check_host(host)
+    def resolved(self, *, rounds: int, model: nn.Module, inputs: Tensor) -> Self:
+        """Make sure that a GAN can make what the data hold, and that the server sees what it labels with."""
         if self.aggregation_of.private:
             raise FedfillError(
                 f"aggregation: found {self.aggregation_of.name} with {self.name}, whose server labels images with each client's own model; "
                 "allowed: fednova, qffl, none"
             )
-
-    def resolved(self, *, rounds: int, model: nn.Module, inputs: Tensor) -> Self:
-        """Make sure that a GAN can make what the data hold."""
         gan.require_images(inputs, self.name)
         return super().resolved(rounds=rounds, model=model, inputs=inputs)
 
@@ -224,7 +221,8 @@ class SDAFL(GANOptions, FedAvg):
                 else:
                     server.lose(i, "upload", "its images are not those that were asked for")
         if len(found) < server.clients:
-            server.warn(f"{server.clients - len(found)} clients uploaded no images, and the others go on without them")
+            without = ", ".join(str(i) for i in range(server.clients) if i not in found)
+            server.warn(f"no images came from these clients, and the others go on without them: {without}")
         if not found:
             raise FedfillError("engine: no client uploaded synthetic images, so there is nothing to aid with")
         order = sorted(found)
@@ -303,15 +301,19 @@ class SDAFL(GANOptions, FedAvg):
         pool, labels = server.state.pool, server.state.pool.labels.clone()
         for i, reply in replies.items():
             own = server.state.owners == i
-            weights = reply.weights if reply.model is None else reply.model
-            if bool(own.any()):
+            weights = reply.model if self.sends_model else reply.weights
+            if shapes_of(weights or {}) != shapes_of(server.state.weights):
+                server.lose(
+                    i, "train_aided", "its model is not the one that was asked for, so its images keep their labels"
+                )
+            elif bool(own.any()):
                 labels[own] = pseudo_labels(server.model(weights), pool.inputs[own], self.tau)
         server.state.pool = Samples(pool.inputs, labels)
 
     def update(self, server: Server, t: int) -> None:
         """Train the average on two mini-batches of synthetic images at a time (section 4)."""
         known = server.state.pool.labels >= 0
-        if not self.server_steps or not bool(known.any()):
+        if not self.server_steps or int(known.sum()) < 2:  # batch norm can't train on one
             return
         labelled = server.state.pool[known]
         training = replace(self.training(t), steps=self.server_steps)
@@ -351,13 +353,13 @@ class SDAFL(GANOptions, FedAvg):
 
         def loss(model: nn.Module, batch: Batch, context: Context) -> Tensor:
             if unlabelled is not None and len(unlabelled):
-                inputs, labels = _drawn(unlabelled, self.unlabelled_batch_size, context.generator)
+                inputs, labels = draw(unlabelled, self.unlabelled_batch_size, context.generator)
                 index = torch.cat([batch.index, batch.index.new_full(labels.shape, -1)])
                 batch = Batch(torch.cat([batch.inputs, inputs]), torch.cat([batch.labels, labels]), index)
             real = self.loss(model, batch, context)
             if synthetic is None or not len(synthetic):
                 return real
-            inputs, labels = _drawn(synthetic, len(batch.labels), context.generator)
+            inputs, labels = draw(synthetic, len(batch.labels), context.generator)
             share = draw_lambda(self.mixup_alpha, context.generator)
             return mixup_loss(model, inputs, labels, batch.inputs, batch.labels, share) + self.real_weight * real
 
@@ -374,9 +376,3 @@ class SDAFLAC(SDAFL):
 
     name = "sdafl-ac"
     conditional = True
-
-
-def _drawn(data: Samples, b: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """A mini-batch, each sample of it drawn from all: normalised inputs ``[b, ...]`` and labels ``[b]``."""
-    index = torch.randint(len(data), (b,), generator=generator, device=generator.device)
-    return normalise(data.inputs[index]), data.labels[index]

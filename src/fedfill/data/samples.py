@@ -82,6 +82,21 @@ class Batch:
     index: Tensor
 
 
+def draw(data: Samples, b: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """A mini-batch, each sample of it drawn from all.
+
+    Args:
+        data: At least one sample.
+        b: How many are drawn, with replacement.
+        generator: Stream of the draws, on the data's device.
+
+    Returns:
+        Normalised inputs ``[b, ...]`` and labels ``[b]``.
+    """
+    index = torch.randint(len(data), (b,), generator=generator, device=generator.device)
+    return normalise(data.inputs[index]), data.labels[index]
+
+
 def normalise(inputs: Tensor) -> Tensor:
     """Images as the networks see them: uint8 0..255 becomes float32 -1..1 (FedDPMS's preprocessing); floats keep their values.
 

@@ -329,6 +329,8 @@ class Server:
         """Start the record of round `t`; the steps before the first round are those from -1 downwards."""
         self._round, self._fits = t, 0
         self.lost, self.notes, self.warnings = [], {}, []
+        if t < 0:
+            self._cohort_size = self.clients
 
     def select(self, t: int) -> list[int]:
         """The cohort of round `t`: max(1, round(participation * clients)) clients, uniform, in ascending order."""
@@ -529,7 +531,7 @@ class Server:
         leg[1] += up
         self.costs.bytes_down += down
         self.costs.bytes_up += up
-        if each and not replies and first is not None:
+        if each and not replies and first is not None and len(each) >= self._cohort_size:
             raise ContractError(f"no client could run '{name}' in {self._when}") from first
         self._require(replies, each, name)
         return replies, averaging.total() if averaging is not None else answers.means or {}

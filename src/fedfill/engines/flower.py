@@ -274,6 +274,7 @@ class FlowerEngine:
         self._told: set[tuple[int, str]] = set()
         self._asked: dict[str, tuple[int, float]] = {}  # hello -> node, and when
         self._begun: int | None = None
+        self._preparations = program.preparations()
         self._tested = False
         self._gather(wait, enough)
         if not len(test) and not self._tested:
@@ -364,6 +365,7 @@ class FlowerEngine:
 
     def _words(self, t: int) -> dict[str, str | int]:
         """What stands beside each message of a round: hosts find by it the state that the server means."""
+        t += self._preparations  # on the wire the steps before the first round count as rounds
         self._begun = t if self._begun is None else self._begun
         return {"digest": self._digest, "round": t, "begun": self._begun}
 
@@ -556,7 +558,7 @@ class Kept(Record):
 
     Attributes:
         run: The Flower run that wrote it last.
-        round: The last round in which a handler ran.
+        round: The last round in which a handler ran; the steps before the first round count as rounds here.
         before: The state as that round found it.
         now: The state since.
     """
@@ -687,8 +689,9 @@ def _run(handler: str, kind: Any, office: _Office, message: Tree, words: dict[st
         anew = kept is not None and kept.run != run
         state = tree.to(state, site.device)
         outcome, new = office.host.serve(
-            office.resident, handler, site.client, office.train, office.unlabelled, state, message, t
-        )
+            office.resident, handler, site.client, office.train, office.unlabelled, state, message,
+            t - site.program.preparations(),
+        )  # fmt: skip
         office.host.check(handler)
         if outcome.error is not None:
             log.warning("'%s' failed", handler, exc_info=outcome.error)

@@ -228,24 +228,38 @@ class Critic(nn.Module):
         return out[:, 0], out[:, 1:]
 
 
+def _built(shape: tuple[int, ...], settings: GANSettings, device: torch.device) -> tuple[Generator, Critic]:
+    """Both networks without values: their constructors would draw from torch's global generator, which threads share."""
+    with torch.device("meta"):
+        generator, critic = Generator(shape, settings), Critic(shape, settings)
+    return generator.to_empty(device=device), critic.to_empty(device=device)
+
+
 def start(shape: tuple[int, ...], settings: GANSettings, stream: torch.Generator) -> GAN:
     """An untrained GAN.
 
     Args:
         shape: (channels, side, side) of an image.
         settings: Its sizes.
-        stream: Of the initial weights: convolutions normal with deviation 0.02, as in DCGAN; they live on its device.
+        stream: Of the initial weights, which live on its device: those of convolutions are normal with deviation 0.02, as in
+            DCGAN, and those of the last layer uniform; biases are 0.
 
     Returns:
         Where its training starts.
     """
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(int(torch.randint(2**62, (), generator=stream, device=stream.device)))
-        generator, critic = Generator(shape, settings), Critic(shape, settings)
-        for layer in (*generator.modules(), *critic.modules()):
-            if isinstance(layer, nn.Conv2d | nn.ConvTranspose2d):
-                nn.init.normal_(layer.weight, 0.0, 0.02)
-    made, scored = (_tensors(module.to(stream.device)) for module in (generator, critic))
+    modules = _built(shape, settings, stream.device)
+    for layer in (layer for module in modules for layer in module.modules()):
+        if isinstance(layer, nn.BatchNorm2d):
+            layer.reset_parameters()
+        elif isinstance(layer, nn.Conv2d | nn.ConvTranspose2d):
+            nn.init.normal_(layer.weight, 0.0, 0.02, generator=stream)
+            if layer.bias is not None:
+                nn.init.zeros_(layer.bias)
+        elif isinstance(layer, nn.Linear):
+            bound = 1 / math.sqrt(layer.in_features)
+            nn.init.uniform_(layer.weight, -bound, bound, generator=stream)
+            nn.init.zeros_(layer.bias)
+    made, scored = map(_tensors, modules)
     return GAN(made, scored, dict(made) if settings.average else None, None, 0)
 
 
@@ -275,7 +289,7 @@ def train(
         Where it stands then.
     """
     device, shape = data.labels.device, tuple(data.inputs.shape[1:])
-    generator, critic = Generator(shape, settings).to(device), Critic(shape, settings).to(device)
+    generator, critic = _built(shape, settings, device)
     generator.load_state_dict(gan.generator)
     critic.load_state_dict(gan.critic)
     averaged = None if gan.averaged is None else {name: x.clone() for name, x in gan.averaged.items()}
@@ -320,8 +334,9 @@ def generate(
         ``[n, channels, side, side]``, uint8 as images are stored, or floats in -1..1 where the data are floats.
     """
     device = draws.device
-    generator = Generator(tuple(sample.inputs.shape[1:]), settings).to(device).eval()
+    generator, _ = _built(tuple(sample.inputs.shape[1:]), settings, device)
     generator.load_state_dict(gan.generator if gan.averaged is None else gan.averaged)
+    generator.eval()
     n = labels if isinstance(labels, int) else len(labels)
     z = torch.randn(n, settings.latent, generator=draws, device=device)  # [n, latent]
     made = []
@@ -370,6 +385,12 @@ class _Draws:
             return poisson_sample(n, self._settings.probability(n), self._stream)
         return torch.randperm(n, generator=self._stream, device=self._device)[:size]
 
+    def partners(self, b: int) -> Tensor:
+        """Which fake each of `b` real images is mixed with, ``[b]``: the first ones, or each by a draw of its own."""
+        if self._settings.noise == "dpsgd":
+            return torch.randint(self._settings.batch_size, (b,), generator=self._stream, device=self._device)
+        return torch.arange(b, device=self._device)
+
     def share(self, b: int) -> Tensor:
         """Uniform numbers in 0..1, ``[b]``."""
         return torch.rand(b, generator=self._stream, device=self._device)
@@ -382,11 +403,12 @@ def _step_critic(
     """Gradients of one step: E D(fake) - E D(real) + gamma E (||grad D|| - 1)^2, and what protects them."""
     index = rng.batch(len(data))
     real, labels = normalise(data.inputs[index]), data.labels[index]  # [b, ...]
-    z, wanted = rng.latent(max(settings.batch_size, len(index)))
+    # as many fakes whatever the sample's size: with dpsgd neither they nor an image's partner may depend on other real images
+    z, wanted = rng.latent(settings.batch_size)
     share = rng.share(len(index))
     with torch.no_grad():
         fake = generator(z, wanted)
-    near = fake[: len(index)]  # between each real image and one fake
+    near = fake[rng.partners(len(index))]
     for parameter in critic.parameters():
         parameter.grad = None
     if settings.noise != "dpsgd":

@@ -28,6 +28,27 @@ GEOMETRY = (math.radians(30), 0.3, 0.3, 0.3, 0.3)
 of the side; drawn with either sign. What comes from outside the image is grey, 0."""
 
 
+def flips(inputs: Tensor, flip: bool | None, algorithm: str) -> bool:
+    """Whether an algorithm's augmentation flips images.
+
+    Args:
+        inputs: One sample's, ``[1, ...]``.
+        flip: What the user says; None: images in colour are flipped, grey ones, digits perhaps, are not.
+        algorithm: For the error's sentence.
+
+    Returns:
+        Whether.
+
+    Raises:
+        FedfillError: Where there are no images to augment.
+    """
+    if inputs.dim() != 4:
+        raise FedfillError(
+            f"data: {algorithm} augments images of channels, height and width, found samples of shape {list(inputs.shape[1:])}"
+        )
+    return inputs.shape[1] == 3 if flip is None else flip
+
+
 def weak(images: Tensor, generator: torch.Generator, flip: bool) -> Tensor:
     """Random translation with reflection at the borders, and random horizontal flip.
 

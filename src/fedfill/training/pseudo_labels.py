@@ -10,32 +10,47 @@ from torch import Tensor, nn
 from fedfill.data.samples import normalise
 
 
-def pseudo_labels(model: nn.Module, inputs: Tensor, tau: float, batch_size: int = 512) -> Tensor:
-    """The most probable class of each sample where its probability is above a threshold.
+def predicted(model: nn.Module, inputs: Tensor, batch_size: int = 512) -> tuple[Tensor, Tensor]:
+    """The most probable class of each sample, and how probable it is.
 
     Args:
         model: Any classifier; it works in evaluation mode here, and each of its layers has its own mode back afterwards.
         inputs: As stored, ``[n, ...]``, on the model's device.
-        tau: The threshold, in 0..1.
-        batch_size: Samples that are labelled at once, at least 1.
+        batch_size: Samples that are looked at together, at least 1.
 
     Returns:
-        ``[n]`` int64: a class, or -1 where no probability is above `tau`.
+        Probabilities ``[n]`` float32 and classes ``[n]`` int64.
     """
     # made outside inference mode: a tensor of that mode could be no loss's target
-    labels = torch.full((len(inputs),), -1, dtype=torch.int64, device=inputs.device)
+    probabilities = torch.zeros(len(inputs), device=inputs.device)
+    classes = torch.zeros(len(inputs), dtype=torch.int64, device=inputs.device)
     modes = [(layer, layer.training) for layer in model.modules()]
     model.eval()
     try:
         with torch.inference_mode():
             for start in range(0, len(inputs), batch_size):
                 part = slice(start, start + batch_size)
-                probabilities, classes = model(normalise(inputs[part])).softmax(1).max(1)  # [b], [b]
-                labels[part] = torch.where(probabilities > tau, classes, -1)
+                probabilities[part], classes[part] = model(normalise(inputs[part])).softmax(1).max(1)
     finally:
         for layer, training in modes:
             layer.training = training
-    return labels
+    return probabilities, classes
+
+
+def pseudo_labels(model: nn.Module, inputs: Tensor, tau: float, batch_size: int = 512) -> Tensor:
+    """The most probable class of each sample where its probability is above a threshold.
+
+    Args:
+        model: As in `predicted`.
+        inputs: As in `predicted`.
+        tau: The threshold, in 0..1.
+        batch_size: As in `predicted`.
+
+    Returns:
+        ``[n]`` int64: a class, or -1 where no probability is above `tau`.
+    """
+    probabilities, classes = predicted(model, inputs, batch_size)
+    return torch.where(probabilities > tau, classes, -1)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,75 @@
+"""Local Mixup: Zhang et al., "mixup: Beyond Empirical Risk Minimization", ICLR 2018.
+
+At every client, and averaged: a baseline of SDA-FL's semi-supervised experiments (Li et al. 2022, figure 2).
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from fedfill.algorithms.fedavg import Broadcast, FedAvg, Update
+from fedfill.data.samples import Batch, Samples, draw
+from fedfill.engines.contract import Client, client_handler
+from fedfill.training.local import Context, Loss, OptimizerName
+from fedfill.training.mixup import draw_lambda, mixup_loss
+from fedfill.training.pseudo_labels import pseudo_labels
+
+
+class Mixup(FedAvg):
+    """FedAvg of clients that train on mixtures of their own samples, and of those without labels that the global model is sure of."""
+
+    name = "mixup"
+
+    local_steps: int | None = Field(default=40, ge=1)
+    """Mini-batches in a round. None: `local_epochs`, over the labelled samples."""
+    batch_size: int = Field(default=16, ge=1)
+    """Labelled samples in a mini-batch."""
+    optimizer: OptimizerName = "sgd"
+    """Of the local training, fresh in each round."""
+    learning_rate: float = Field(default=0.03, gt=0, allow_inf_nan=False)
+    """Step size of the local training."""
+    lr_decay: float = Field(default=1.0, gt=0, le=1)
+    """Factor of the learning rate every `lr_decay_every` rounds; 1 keeps it constant."""
+    weighting: Literal["samples", "uniform"] = "uniform"
+    """Weights of the average: all equal, or each client's number of labelled samples."""
+    mixup_alpha: float = Field(default=1.0, ge=0, allow_inf_nan=False)
+    """Mixing shares come from Beta(alpha, alpha); 0: samples as they are."""
+    unlabelled_batch_size: int = Field(default=64, ge=0)
+    """Samples with the global model's label in a mini-batch; 0: labelled ones alone."""
+    tau: float = Field(default=0.95, ge=0, le=1)
+    """Probability above which the global model's word is taken for a label."""
+
+    @client_handler
+    async def train(self, client: Client, message: Broadcast) -> Update:
+        """Local steps on mixtures."""
+        confident = client.unlabelled
+        if self.unlabelled_batch_size:
+            labels = pseudo_labels(client.model(message.weights), confident.inputs, self.tau)
+            confident = Samples(confident.inputs, labels)[labels >= 0]
+        done = await self.contribute(client, message.weights, message.control, self.mixed(confident))
+        return Update(done.weights, done.samples, done.scale, done.control)
+
+    def mixed(self, confident: Samples) -> Loss:
+        """Mixup of a mini-batch with itself in another order.
+
+        Args:
+            confident: Samples with a model's labels, of which some join each mini-batch; perhaps none.
+
+        Returns:
+            The loss of a mini-batch of labelled samples.
+        """
+
+        def loss(model: nn.Module, batch: Batch, context: Context) -> Tensor:
+            inputs, labels, generator = batch.inputs, batch.labels, context.generator
+            if len(confident) and self.unlabelled_batch_size:
+                more, guessed = draw(confident, self.unlabelled_batch_size, generator)
+                inputs, labels = torch.cat([inputs, more]), torch.cat([labels, guessed])
+            order = torch.randperm(len(labels), generator=generator, device=generator.device)
+            share = draw_lambda(self.mixup_alpha, generator)
+            return mixup_loss(model, inputs, labels, inputs[order], labels[order], share)
+
+        return loss

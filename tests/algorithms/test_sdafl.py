@@ -1,0 +1,628 @@
+"""SDA-FL: whose model labels what, what is sent and how often, its loss and the server's step by hand, its account."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.helpers import CLASSES, TINY_GAN, bars, prepare, run_rounds, scripted, small_federation, start_of
+from torch import nn
+from torch.nn import functional
+
+import fedfill
+from fedfill.algorithms.fedavg import FedAvg
+from fedfill.algorithms.sdafl import SDAFL, SDAFLAC, Aided, AidedUpdate, Images, Pretrain, Pretrained
+from fedfill.data.federation import Federation
+from fedfill.data.samples import Batch, Samples, normalise
+from fedfill.engines.contract import Client, State
+from fedfill.engines.host import make_resident
+from fedfill.errors import FedfillError
+from fedfill.models.views import weights_of
+from fedfill.privacy.accountant import replaced_epsilon
+from fedfill.training.local import Context
+from fedfill.tree import size
+
+N = 3  # images of a client, on scripted clients
+QUICK: dict[str, Any] = {
+    **TINY_GAN, "images_per_client": 6, "local_steps": 5, "batch_size": 8, "server_steps": 2, "learning_rate": 0.05,
+}  # fmt: skip
+
+
+def equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+# Clients that answer by a script: client i's model is sure of class i, or of whatever `sure` says
+
+
+def net() -> nn.Module:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, CLASSES))
+    for parameter in model.parameters():
+        nn.init.zeros_(parameter)
+    return model
+
+
+def sure_of(label: int | None) -> dict[str, torch.Tensor]:
+    """Weights that give every image this class with probability .9999; None: all classes the same."""
+    weights = {name: tensor.clone() for name, tensor in weights_of(net()).items()}
+    if label is not None:
+        weights["1.bias"][label] = 10.0
+    return weights
+
+
+class World:
+    def __init__(
+        self, clients: int = 3, kind: type[SDAFL] = SDAFL, participation: float = 1.0, **settings: Any
+    ) -> None:
+        self.algorithm = kind(
+            **{"gan_iterations": 5, "gan_chunk": 2, "images_per_client": N, "server_steps": 0, **settings}
+        )
+        self.server, self.engine = scripted(clients, weights_of(net()), participation)
+        self.server._resident = make_resident(net(), torch.device("cpu"))
+        self.server.state = State(self.algorithm.server_state(weights_of(net())))
+        self.sure: Callable[[int, int], int | None] = lambda i, t: i
+        conditional = self.algorithm.conditional
+        self.engine.script = {
+            "pretrain": lambda i, message, t: Pretrained(message.iterations),
+            "upload": lambda i, message, t: Images(
+                bars(N, [i], i).inputs, torch.full((N,), i) if conditional else None
+            ),
+            "train_aided": lambda i, message, t: AidedUpdate(sure_of(self.sure(i, t)), 10, None, None, None),
+        }
+
+    def prepare(self) -> World:
+        prepare(self.algorithm, self.server)
+        return self
+
+    def round(self, t: int) -> dict[int, Aided]:
+        """The messages of one round."""
+        self.server.begin(t)
+        self.algorithm.round(self.server, t)
+        return {i: m for when, name, i, m in self.engine.sent if when == t and name == "train_aided"}
+
+    @property
+    def labels(self) -> list[list[int]]:
+        return self.server.state.pool.labels.view(-1, N).tolist()
+
+
+def test_before_the_first_round_gans_in_chunks_and_then_images_in_the_order_of_clients():
+    world = World().prepare()
+    sent = [(t, name, m.iterations) for t, name, i, m in world.engine.sent if i == 0 and name == "pretrain"]
+    assert sent == [
+        (-4, "pretrain", 2),
+        (-3, "pretrain", 4),
+        (-2, "pretrain", 5),
+    ]  # sums, so that a lost one is made up for
+    assert [(t, m.images) for t, name, i, m in world.engine.sent if i == 0 and name == "upload"] == [(-1, N)]
+    pool, owners = world.server.state.pool, world.server.state.owners
+    assert owners.tolist() == [0, 0, 0, 1, 1, 1, 2, 2, 2]
+    assert pool.labels.tolist() == [-1] * 9
+    assert pool.inputs.dtype == torch.uint8
+    assert all(torch.equal(pool.inputs[owners == i], bars(N, [i], i).inputs) for i in range(3))
+
+
+def test_an_image_has_its_label_from_its_owners_own_model_alone():
+    world = World().prepare()
+    world.round(0)
+    assert world.labels == [[0] * N, [1] * N, [2] * N]
+    assert world.server.notes == {"labelled": 1.0, "labelled_by_class": [N, N, N, 0]}
+    # the newest: each is sure of another class now, and of the mean nobody is asked
+    world.sure = lambda i, t: [3, None, 0][i]
+    world.round(1)
+    assert world.labels == [[3] * N, [-1] * N, [0] * N]
+    assert world.server.notes["labelled"] == pytest.approx(2 / 3)
+
+
+def test_the_threshold_is_exceeded_and_not_met():
+    for tau, label in ((0.25, -1), (0.24, 0)):
+        world = World(tau=tau).prepare()
+        world.sure = lambda i, t: None  # a quarter for each of four classes
+        world.round(0)
+        assert world.labels == [[label] * N] * 3
+
+
+def test_who_is_not_asked_keeps_old_labels():
+    world = World(clients=4, participation=0.5).prepare()
+    seen: dict[int, int] = {}
+    for t in range(4):
+        world.sure = lambda i, t: t % CLASSES
+        seen |= dict.fromkeys(world.round(t), t % CLASSES)
+        assert world.labels == [[seen.get(i, -1)] * N for i in range(4)]
+    assert len(set(seen.values())) > 1
+
+
+def test_the_pool_is_sent_until_a_client_was_heard_of_and_labels_in_each_round():
+    world = World().prepare()
+    answer = world.engine.script["train_aided"]
+
+    def unreliable(i: int, message: Aided, t: int) -> AidedUpdate:
+        if (i, t) == (1, 0):
+            raise RuntimeError("gone")
+        return answer(i, message, t)
+
+    world.engine.script["train_aided"] = unreliable
+    rounds = [world.round(t) for t in range(3)]
+    assert [[rounds[t][i].pool is not None for i in range(3)] for t in range(3)] == [
+        [True, True, True], [False, True, False], [False, False, False],
+    ]  # fmt: skip
+    assert all(message.labels is None for message in rounds[0].values())  # nobody has labelled anything yet
+    assert rounds[1][0].labels.dtype == torch.int8
+    assert rounds[1][0].labels.tolist() == [0] * N + [-1] * N + [2] * N
+    model = 4 * (64 * CLASSES + CLASSES)
+    assert [size(rounds[t][0]) for t in range(3)] == [model + 9 * 64, model + 9, model + 9]
+
+
+def test_labels_of_more_than_128_classes_travel_in_two_bytes():
+    labels = torch.tensor([200, -1])
+    assert SDAFL.compact(labels, 201).tolist() == [200, -1]
+    assert SDAFL.compact(torch.tensor([127, -1]), 128).dtype == torch.int8
+    assert SDAFL.compact(torch.tensor([-1, -1]), 10) is None
+
+
+def test_after_relabel_rounds_labels_stay():
+    world = World(relabel_rounds=2).prepare()
+    for t in range(4):
+        world.sure = lambda i, t: t
+        world.round(t)
+    assert world.labels == [[1] * N] * 3
+
+
+def test_the_average_is_uniform_by_default():
+    world = World().prepare()
+    world.round(0)
+    assert world.server.state.weights["1.bias"].tolist() == pytest.approx([10 / 3, 10 / 3, 10 / 3, 0])
+
+
+def test_where_the_aggregation_is_sent_something_else_the_model_beside_it_labels():
+    world = World(aggregation="fednova").prepare()
+    world.engine.script["train_aided"] = lambda i, m, t: AidedUpdate(sure_of(3), 10, 1.0, None, sure_of(i))
+    world.round(0)
+    assert world.labels == [[0] * N, [1] * N, [2] * N]
+
+
+@pytest.mark.parametrize("model", [None, {}, {"1.weight": torch.zeros(2)}])
+def test_a_model_that_is_none_labels_nothing(model: Any):
+    world = World(aggregation="fednova").prepare()
+    world.engine.script["train_aided"] = lambda i, m, t: AidedUpdate(
+        sure_of(3), 10, 1.0, None, model if i == 1 else sure_of(i)
+    )
+    world.round(0)
+    assert world.labels == [[0] * N, [-1] * N, [2] * N]
+    assert [lost["client"] for lost in world.server.lost] == [1]
+
+
+# Uploads that fail
+
+
+def test_a_lost_upload_is_asked_for_three_times_and_then_the_others_go_on():
+    world = World()
+    answer, asked = world.engine.script["upload"], []
+
+    def unreliable(i: int, message: Any, t: int) -> Images:
+        asked.append(i)
+        if i == 1:
+            raise RuntimeError("gone")
+        return answer(i, message, t)
+
+    world.engine.script["upload"] = unreliable
+    world.prepare()
+    assert sorted(asked) == [0, 1, 1, 1, 2]
+    assert world.server.warnings == ["1 clients uploaded no images, and the others go on without them"]
+    assert world.server.state.owners.tolist() == [0] * N + [2] * N
+    world.round(0)  # client 1 trains all the same, and its model labels nothing
+    assert world.labels == [[0] * N, [2] * N]
+
+
+def test_an_upload_that_comes_the_second_time_is_taken():
+    world = World()
+    answer, asked = world.engine.script["upload"], []
+
+    def late(i: int, message: Any, t: int) -> Images:
+        asked.append(i)
+        if asked.count(1) == 1 and i == 1:
+            raise RuntimeError("late")
+        return answer(i, message, t)
+
+    world.engine.script["upload"] = late
+    world.prepare()
+    assert world.server.warnings == []
+    assert world.server.state.owners.tolist() == [0] * N + [1] * N + [2] * N
+
+
+IMAGES = bars(N, [0], 0).inputs
+
+
+@pytest.mark.parametrize(
+    ("kind", "reply"),
+    [
+        (SDAFL, Images(IMAGES[:2], None)),
+        (SDAFL, Images(IMAGES[:, :, :4], None)),
+        (SDAFL, Images(IMAGES.float(), None)),
+        (SDAFL, Images(IMAGES, torch.zeros(N, dtype=torch.int64))),  # nobody asked for labels
+        (SDAFLAC, Images(IMAGES, None)),
+        (SDAFLAC, Images(IMAGES, torch.full((N,), CLASSES))),
+        (SDAFLAC, Images(IMAGES, torch.full((N,), -1))),
+        (SDAFLAC, Images(IMAGES, torch.zeros(N))),
+        (SDAFLAC, Images(IMAGES, torch.zeros(N + 1, dtype=torch.int64))),
+    ],
+)
+def test_images_that_were_not_asked_for_are_left_out(kind: type[SDAFL], reply: Images):
+    world = World(kind=kind)
+    answer = world.engine.script["upload"]
+    world.engine.script["upload"] = lambda i, m, t: reply if i == 0 else answer(i, m, t)
+    world.prepare()
+    assert world.server.state.owners.tolist() == [1] * N + [2] * N
+    assert {(lost["client"], lost["reason"]) for lost in world.server.lost} == {
+        (0, "its images are not those that were asked for")
+    }
+    assert len(world.server.warnings) == 1
+
+
+def test_no_images_at_all_end_the_run_in_one_sentence():
+    world = World()
+    world.engine.script["upload"] = lambda i, m, t: Images(IMAGES[:1], None)
+    with pytest.raises(FedfillError, match="no client uploaded synthetic images"):
+        world.prepare()
+
+
+# The loss and the server's step by hand
+
+
+def filled(*values: int) -> torch.Tensor:
+    return torch.stack([torch.full((1, 8, 8), value, dtype=torch.uint8) for value in values])
+
+
+def linear() -> nn.Module:
+    model = net()
+    generator = torch.Generator().manual_seed(4)
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, std=0.1, generator=generator)
+    return model
+
+
+def context() -> Context:
+    return Context({}, torch.Generator().manual_seed(0), 0)
+
+
+REAL = Batch(normalise(filled(0, 255)), torch.tensor([0, 1]), torch.arange(2))
+POOL = Samples(filled(90, 90), torch.tensor([2, 2]))  # two alike, so that nothing hangs on the draw
+
+
+def test_the_loss_with_synthetic_images_alone_in_the_mixture():
+    model = linear()
+    loss = SDAFL(mixup_alpha=0, real_weight=0.5).aided(POOL, None)(model, REAL, context())
+    real = functional.cross_entropy(model(REAL.inputs), REAL.labels)
+    mixed = functional.cross_entropy(model(normalise(POOL.inputs)), POOL.labels)
+    assert loss.item() == pytest.approx((mixed + 0.5 * real).item(), rel=1e-6)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
+def test_the_loss_of_a_given_share(share: float, monkeypatch: pytest.MonkeyPatch):
+    """Equations 5 to 8: the share is that of the synthetic images."""
+    monkeypatch.setattr("fedfill.algorithms.sdafl.draw_lambda", lambda alpha, generator: share)
+    model = linear()
+    loss = SDAFL(real_weight=2.0).aided(POOL, None)(model, REAL, context())
+    mixed = model(share * normalise(POOL.inputs) + (1 - share) * REAL.inputs)  # [2, 4]
+    logs = mixed.log_softmax(1)
+    by_hand = -(share * logs[[0, 1], [2, 2]] + (1 - share) * logs[[0, 1], [0, 1]]).mean()
+    by_hand = by_hand + 2.0 * functional.cross_entropy(model(REAL.inputs), REAL.labels)
+    assert loss.item() == pytest.approx(by_hand.item(), rel=1e-6)
+
+
+@pytest.mark.parametrize("synthetic", [None, POOL[:0]])
+def test_without_labelled_images_there_is_the_real_loss_alone(synthetic: Samples | None):
+    model = linear()
+    loss = SDAFL(real_weight=0.1).aided(synthetic, None)(model, REAL, context())
+    assert loss.item() == functional.cross_entropy(model(REAL.inputs), REAL.labels).item()
+
+
+def test_unlabelled_images_join_the_mini_batch_with_the_models_labels():
+    model = linear()
+    unlabelled = Samples(filled(200, 200), torch.tensor([3, 3]))
+    loss = SDAFL(unlabelled_batch_size=6).aided(None, unlabelled)(model, REAL, context())
+    inputs = torch.cat([REAL.inputs, normalise(filled(*[200] * 6))])
+    labels = torch.tensor([0, 1, *[3] * 6])
+    assert loss.item() == pytest.approx(functional.cross_entropy(model(inputs), labels).item(), rel=1e-6)
+
+
+def test_mini_batches_are_mixed_with_as_many_synthetic_images(monkeypatch: pytest.MonkeyPatch):
+    sizes = []
+
+    def spy(model: nn.Module, x: Any, y: Any, other: Any, other_labels: Any, share: float) -> torch.Tensor:
+        sizes.append((len(x), len(y), len(other), len(other_labels)))
+        return model(x).sum()
+
+    monkeypatch.setattr("fedfill.algorithms.sdafl.mixup_loss", spy)
+    unlabelled = Samples(filled(200), torch.tensor([3]))
+    SDAFL(unlabelled_batch_size=6).aided(POOL, unlabelled)(linear(), REAL, context())
+    assert sizes == [(8, 8, 8, 8)]
+
+
+def test_the_servers_step_by_hand():
+    """All labelled images are one image of class 2, so both mini-batches are, whatever is drawn and mixed."""
+    world = World(server_steps=1, learning_rate=0.1, real_weight=0.5, batch_size=4)
+    world.server.state.pool = Samples(filled(90, 90, 90, 30), torch.tensor([2, 2, 2, -1]))
+    before = {name: tensor.clone() for name, tensor in weights_of(linear()).items()}
+    world.server.state.weights = before
+    world.algorithm.update(world.server, 0)
+    model = linear()
+    (1.5 * functional.cross_entropy(model(normalise(filled(90))), torch.tensor([2]))).backward()
+    for name, parameter in model.named_parameters():
+        stepped = parameter.detach() - 0.1 * parameter.grad
+        torch.testing.assert_close(world.server.state.weights[name], stepped, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(("steps", "labels"), [(0, [2, 2]), (3, [-1, -1]), (3, [2, -1])])
+def test_the_server_rests_without_steps_or_labelled_images(steps: int, labels: list[int]):
+    world = World(server_steps=steps)
+    world.server.state.pool = Samples(filled(90, 30), torch.tensor(labels))
+    before = world.server.state.weights
+    world.algorithm.update(world.server, 0)
+    assert world.server.state.weights is before
+
+
+# On real clients
+
+
+PLAIN = {key: value for key, value in QUICK.items() if key in FedAvg.model_fields}
+
+
+def plain(rounds: int = 3, **settings: Any) -> Any:
+    same = {**PLAIN, "optimizer": "sgd", "lr_decay": 1.0, "weighting": "uniform", **settings}
+    return run_rounds(FedAvg(**same), rounds, participation=0.5)
+
+
+def test_without_labels_it_is_fedavg_to_the_bit():
+    """No probability is above 1, and what losses draw has a stream of its own."""
+    aided = run_rounds(SDAFL(**QUICK, tau=1.0), 3, participation=0.5)
+    assert equal(aided.state.weights, plain().state.weights)
+
+
+def test_the_first_round_has_fedavgs_mean_before_the_servers_step():
+    alike = [run_rounds(SDAFL(**{**QUICK, "server_steps": s}, tau=0.0), 1, participation=0.5) for s in (0, 2)]
+    assert equal(alike[0].state.weights, plain(1).state.weights)
+    assert not equal(alike[1].state.weights, plain(1).state.weights)
+    second = run_rounds(SDAFL(**{**QUICK, "server_steps": 0}, tau=0.0), 2, participation=0.5)
+    assert not equal(second.state.weights, plain(2).state.weights)
+
+
+def test_a_client_of_one_class_knows_only_that_class_after_round_0():
+    one_class = small_federation(per_client=1)
+    server = run_rounds(SDAFL(**{**QUICK, "local_steps": 40}, tau=0.5), 1, federation=one_class)
+    pool, owners = server.state.pool, server.state.owners
+    assert server.history[0]["labelled"] > 0.9
+    for i in range(4):
+        assert set(pool.labels[owners == i].tolist()) <= {i, -1}
+
+
+def test_labels_are_those_of_the_owners_model_in_a_real_run():
+    """Four classes for everybody and a threshold of nothing: each image gets what its owner's model says, and no other."""
+    models: dict[int, Any] = {}
+
+    class Watched(SDAFL):
+        def label(self, server: Any, replies: Any) -> None:
+            models.update({i: reply.weights for i, reply in replies.items()})
+            super().label(server, replies)
+
+    found = {}
+
+    def after(server: Any, t: int) -> None:
+        for i, weights in models.items():
+            own = server.state.owners == i
+            scores = server.model(weights)(normalise(server.state.pool.inputs[own]))
+            found[i] = torch.equal(server.state.pool.labels[own], scores.argmax(1))
+
+    run_rounds(Watched(**QUICK, tau=0.0), 2, after=after)
+    assert found == dict.fromkeys(range(4), True)
+
+
+def test_clients_let_go_of_their_gans_and_hold_the_pool():
+    server = run_rounds(SDAFL(**QUICK, tau=0.0), 4, participation=0.5)
+    assert server.state.holders == sorted(server.client_states)
+    for i in server.state.holders:
+        state = server.client_states[i]
+        assert state["gan"] is None
+        assert torch.equal(state["pool"], server.state.pool.inputs)
+
+
+def test_bytes_by_hand():
+    server = run_rounds(SDAFL(**QUICK, tau=0.0), 2)
+    model = 4 * sum(tensor.numel() for tensor in server.state.weights.values())
+    assert server.costs.legs == {
+        "pretrain": [4 * 2 * 8, 4 * 2 * 8],  # two chunks
+        "upload": [4 * 8, 4 * 6 * 64],
+        "train_aided": [4 * (2 * model + 24 * 64 + 24), 4 * 2 * (model + 8)],  # images first, labels second
+    }
+    assert server.costs.train_samples == 2 * 4 * 5 * 8  # the server's own steps are no client's
+
+
+def test_sdafl_ac_knows_its_labels_and_never_asks_again():
+    labels = []
+    server = run_rounds(SDAFLAC(**QUICK), 3, after=lambda s, t: labels.append(s.state.pool.labels))
+    assert all(torch.equal(labels[0], later) for later in labels[1:])
+    for i in range(4):
+        assert set(labels[0][server.state.owners == i].tolist()) <= {i, (i + 1) % 4}
+    assert server.history[0]["labelled"] == 1.0
+    told = {entry["released"]: entry["epsilon"] for entry in server.ledger.account(1e-5)["entries"]}
+    assert told["Images.labels"] is None
+    down, _ = server.costs.legs["train_aided"]
+    model = 4 * sum(tensor.numel() for tensor in server.state.weights.values())
+    assert down == 4 * (3 * (model + 24) + 24 * 64)
+
+
+def partly_labelled() -> Federation:
+    """Each client has labels for 8 of its 40 samples."""
+    whole = small_federation()
+    clients = tuple(
+        dataclasses.replace(c, train=c.train[:8], unlabelled=c.train[8:].unlabelled()) for c in whole.clients
+    )
+    return dataclasses.replace(whole, clients=clients)
+
+
+def test_gans_are_trained_on_unlabelled_images_too_unless_they_need_labels(monkeypatch: pytest.MonkeyPatch):
+    sizes: list[int] = []
+    from fedfill.synthesis import gan
+
+    original = gan.train
+    monkeypatch.setattr(gan, "train", lambda now, data, *rest: sizes.append(len(data)) or original(now, data, *rest))
+    run_rounds(SDAFL(**QUICK), 1, federation=partly_labelled())
+    assert set(sizes) == {40}
+    sizes.clear()
+    run_rounds(SDAFLAC(**QUICK), 1, federation=partly_labelled())
+    assert set(sizes) == {8}
+
+
+def test_unlabelled_images_train_once_the_model_is_sure_of_some():
+    settings = {**QUICK, "server_steps": 0}
+    runs = {}
+    for tau in (0.0, 1.0):
+        runs[tau] = run_rounds(SDAFL(**settings, tau=tau), 1, federation=partly_labelled()).state.weights
+    without = dataclasses.replace(partly_labelled(), clients=tuple(
+        dataclasses.replace(c, unlabelled=c.train[:0]) for c in partly_labelled().clients
+    ))  # fmt: skip
+    labelled_alone = run_rounds(SDAFL(**settings, tau=1.0), 1, federation=without).state.weights
+    assert equal(runs[1.0], labelled_alone)
+    assert not equal(runs[0.0], labelled_alone)  # of the round in which no synthetic image has a label yet
+
+
+@pytest.mark.parametrize("kind", [SDAFL, SDAFLAC])
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"local": "fedprox:mu=0.5"}, {"local": "scaffold"}, {"local": "moon:contrast=latent,mu=2"},
+        {"aggregation": "qffl:q=0.5"}, {"local": "fedprox:mu=0.5", "aggregation": "fednova"},
+    ],
+)  # fmt: skip
+def test_on_top_of_others(kind: type[SDAFL], value: dict[str, str]):
+    alone, composed = (run_rounds(kind(**QUICK, tau=0.0, **extra), 2) for extra in ({}, value))
+    assert composed.lost == []
+    assert not equal(composed.state.weights, alone.state.weights)
+    # a model beside what the aggregation wants, where labels need it
+    model = 4 * sum(tensor.numel() for tensor in alone.state.weights.values())
+    up = composed.costs.legs["train_aided"][1] - alone.costs.legs["train_aided"][1]
+    beside = kind is SDAFL and "aggregation" in value
+    assert (up >= 4 * 2 * model) is (beside or value.get("local") == "scaffold")
+
+
+@pytest.mark.parametrize("local", [None, "fedprox:mu=1"])
+def test_an_aggregation_that_hides_the_clients_models_is_refused(local: str | None):
+    with pytest.raises(FedfillError, match=r"^aggregation: found dpfedavg with sdafl, whose server labels"):
+        run_rounds(SDAFL(**QUICK, aggregation="dpfedavg", local=local), 1)
+
+
+# The account
+
+
+def entries(server: Any) -> dict[str, dict[str, Any]]:
+    return {entry["released"]: entry for entry in server.ledger.account(1e-5)["entries"]}
+
+
+def test_dpsgd_has_a_figure_for_the_images_and_none_in_total():
+    server = run_rounds(SDAFL(**QUICK, noise="dpsgd", target_epsilon=5.0), 1)
+    images = entries(server)["Images.inputs"]
+    multiplier = SDAFL(**QUICK, noise="dpsgd", target_epsilon=5.0).gan().noise_multiplier(40, 3)
+    # 3 steps of the generator with 2 of the critic each, and 8 of 40 images expected in each
+    assert images["epsilon"] == replaced_epsilon(0.0, ((multiplier, 0.2, 6),), 1e-5)
+    assert images["epsilon"] > 5 > entries(server)["Pretrained.iterations"]["epsilon"] == 0
+    assert "epsilon 5 at delta 1e-05 for an image added or removed" in images["mechanism"]
+    account = server.ledger.account(1e-5)
+    assert account["total_epsilon"] is None
+    assert "No guarantee covers AidedUpdate.samples and AidedUpdate.weights" in account["statement"]
+
+
+@pytest.mark.parametrize("noise", ["none", "paper_eq3"])
+def test_without_clipping_the_images_have_no_guarantee(noise: str):
+    images = entries(run_rounds(SDAFL(**QUICK, noise=noise), 1))["Images.inputs"]
+    assert images["epsilon"] is None
+    assert images["conditional_epsilon"] is None
+    assert ("not private" in images["mechanism"]) is (noise == "paper_eq3")
+
+
+def test_a_pre_training_that_was_lost_is_made_up_for_at_the_upload(monkeypatch: pytest.MonkeyPatch):
+    """Client 1 hears of no chunk; its GAN has had all its steps when it uploads."""
+    from fedfill.synthesis import gan
+
+    done: list[int] = []
+    original = gan.generate
+    monkeypatch.setattr(gan, "generate", lambda now, *rest: done.append(now.iterations) or original(now, *rest))
+
+    class Deaf(SDAFL):
+        def train_gan(self, client: Client, iterations: int) -> None:
+            if client.id == 1 and client.round < -1:
+                raise RuntimeError("gone")
+            super().train_gan(client, iterations)
+
+    server = run_rounds(Deaf(**QUICK), 1)
+    assert done == [3] * 4
+    assert server.state.owners.tolist() == [i for i in range(4) for _ in range(6)]
+
+
+def test_a_client_that_is_stopped_stops_in_mid_training():
+    class Stopped(Exception):
+        pass
+
+    def check() -> None:
+        raise Stopped
+
+    algorithm = SDAFL(**QUICK)
+    start = start_of({})
+    client = Client(
+        id=0, round=-2, data=start.data, classes=CLASSES, state=State(algorithm.client_state()), initial={}, seed=0,
+        resident=lambda weights: net(), check=check,
+    )  # fmt: skip
+    with pytest.raises(Stopped):
+        algorithm.pretrain(client, Pretrain(3)).send(None)
+
+
+# Whole runs
+
+
+TINY = {
+    **TINY_GAN, "clients": 4, "rounds": 2, "data_fraction": 0.2, "participation": 0.6, "images_per_client": 6,
+    "local_steps": 3, "server_steps": 2, "tau": 0.2,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, fedfill.Result]:
+    folder = tmp_path_factory.mktemp("whole")
+    return {
+        noise: fedfill.run("sdafl", **TINY, noise=noise, workers=1, out=folder / noise) for noise in ("none", "dpsgd")
+    }
+
+
+@pytest.mark.parametrize(("noise", "moment"), [("none", 1), ("none", 3), ("dpsgd", 2), ("none", "round 1")])
+def test_stopped_at_any_step_it_goes_on_with_the_same_bits_on_other_workers(
+    noise: str, moment: Any, whole: dict[str, fedfill.Result], tmp_path: Path
+):
+    def stop(record: dict[str, Any], rounds: int) -> None:
+        if moment in (record.get("step"), f"round {record.get('round')}"):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fedfill.run("sdafl", **TINY, noise=noise, out=tmp_path / "r", on_round=stop, workers=2)
+    again = fedfill.resume(tmp_path / "r", workers=2)
+    assert again.resumed_after == (1 if moment == "round 1" else 0)
+    assert again.summary["weights_sha256"] == whole[noise].summary["weights_sha256"]
+    assert again.summary["privacy"] == whole[noise].summary["privacy"]
+    assert again.summary["bytes_by_handler"] == whole[noise].summary["bytes_by_handler"]
+
+
+def test_data_that_no_gan_can_make_are_refused(tmp_path: Path):
+    inputs, labels = torch.randn(60, 6), torch.arange(60) % 3
+    with pytest.raises(FedfillError, match=r"^data: sdafl makes square images"):
+        fedfill.run("sdafl", data=(inputs, labels), model=nn.Linear(6, 3), clients=2, rounds=1, out=tmp_path / "r")
+    assert not (tmp_path / "r").exists()
+
+
+def test_the_papers_numbers_are_defaults():
+    paper = SDAFL()
+    assert (paper.gan_iterations, paper.gan_penalty, paper.images_per_client) == (18_000, 10.0, 4000)
+    assert (paper.tau, paper.real_weight, paper.local_steps, paper.batch_size) == (0.95, 1.0, 90, 64)
+    assert (paper.server_steps, paper.optimizer, paper.learning_rate, paper.weighting) == (50, "sgd", 0.03, "uniform")
+    assert SDAFL.presets["cifar10"] == {"gan_iterations": 36_000, "server_steps": 10}
+    assert SDAFL.presets["covid"] == {"gan_iterations": 4_500, "server_steps": 10, "local_steps": 30}
