@@ -1007,7 +1007,7 @@ def alone(name: str) -> tuple[list[Evaluation], bytes, bytes]:
     return evaluations, tree.to_bytes(models_of(program, server, engine)), tree.to_bytes(engine.states())
 
 
-@pytest.mark.parametrize("resumed_after", [None, 1, 2])
+@pytest.mark.parametrize("resumed_after", [None, 1])
 @pytest.mark.parametrize("name", PERSONAL)
 def test_personal_models_and_their_evaluation_are_the_same_on_every_engine(
     start: Start, name: str, resumed_after: int | None
