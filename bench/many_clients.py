@@ -138,7 +138,7 @@ def main() -> None:
             start = time.perf_counter()
             server.begin(t)
             algorithm.round(server, t)
-            engine.evaluate(server.state.weights)
+            engine.evaluate(server.state.weights, t)
             times.append(time.perf_counter() - start)
         digest = tree.sha256(server.state.weights)[:12]
     engine.close()

@@ -110,7 +110,7 @@ def run_rounds(
         if after is not None:
             after(run.server, t)
     run.server.history = history
-    run.server.evaluation = run.engine.evaluate(run.algorithm.global_weights(run.server))
+    run.server.evaluation = run.engine.evaluate(run.algorithm.global_weights(run.server), rounds - 1)
     run.server.client_states = run.engine.states()
     run.engine.close()
     return run.server

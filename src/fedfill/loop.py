@@ -109,7 +109,8 @@ class Result:
         directory: Where it lies.
         summary: The figures to quote, as in ``summary.json``.
         rounds: One record for each round.
-        weights: The final global weights.
+        weights: The final global weights; of an algorithm with personal models all of these, as ``<client>.<name>``, where
+            they don't stay with their hosts.
         resumed_after: Rounds that had been done before this call: all of them where the run was finished and only read.
     """
 
@@ -263,7 +264,7 @@ def _loop(
             before = copy.deepcopy(server.costs)
             server.begin(t)
             algorithm.round(server, t)
-            evaluation = engine.evaluate(algorithm.global_weights(server))
+            evaluation = engine.evaluate(algorithm.global_weights(server), t)
             if engine.evaluation is not None:
                 for i, accuracy in enumerate(evaluation.accuracy_by_client):
                     if accuracy is not None:
@@ -375,11 +376,11 @@ def _machine(device: str) -> str:
 
 
 def _models(algorithm: Algorithm, server: Server, engine: Engine) -> Weights:
-    """The global model, or everybody's own as ``<client>.<name>``."""
-    weights = algorithm.global_weights(server)
-    if not algorithm.personal:
+    """The global model, or everybody's own as ``<client>.<name>``; those that stay with their hosts are not to be had."""
+    weights, states = algorithm.global_weights(server), engine.states()
+    if not algorithm.personal or not states:
         return weights
-    own = {i: algorithm.personal_weights(state, weights) for i, state in engine.states().items()}
+    own = {i: algorithm.personal_weights(state, weights) for i, state in states.items()}
     return {f"{i}.{name}": tensor for i, model in own.items() for name, tensor in model.items()}
 
 
@@ -452,7 +453,7 @@ def summarise(
         seconds: In these steps and in rounds, evaluation included.
         workers: Threads over clients.
         device: Where it ran.
-        weights: The final global weights.
+        weights: Those of the result.
 
     Returns:
         The document of ``summary.json``.

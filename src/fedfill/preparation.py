@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -69,13 +70,9 @@ def prepare(
             raise FedfillError(
                 f"{name}: found {getattr(experiment, name)} with engine={experiment.engine}; allowed with {' and '.join(others)}"
             )
-    if (kind.personal or kind.pooled) and experiment.engine == "flower":
+    if kind.pooled and experiment.engine == "flower":
         raise FedfillError(
             f"engine: found flower with algorithm={kind.name}, which is no federation of hosts; allowed: local and ray"
-        )
-    if kind.personal and experiment.engine != "local":
-        raise FedfillError(
-            f"engine: found {experiment.engine} with algorithm={kind.name}, whose personal models only the local engine evaluates; allowed: local"
         )
     own, models = dict(experiment.settings), dict(experiment.model_settings)
     settings = checked(kind, {**kind.presets.get(experiment.data, {}), **own})
@@ -84,6 +81,8 @@ def prepare(
         federation = divide(experiment, data=data, partition=partition)
     if kind.pooled:
         federation = federation.pooled()
+    if kind.personal and experiment.engine == "flower":
+        federation = _at_their_hosts(federation, experiment)
     if model is None:
         network: nn.Module = build(
             experiment.model,
@@ -146,6 +145,21 @@ def divide(experiment: Experiment, *, data: Any = None, partition: Any = None) -
         client_validation=experiment.client_validation,
         image_size=experiment.image_size,
     )
+
+
+def _at_their_hosts(federation: Federation, experiment: Experiment) -> Federation:
+    """The same data, where personal models never leave their hosts: make sure that these have something to judge them by."""
+    known = any(len(client.train) for client in federation.clients)  # a party of a deployment sees nobody's data
+    if not experiment.client_test or (known and not any(len(client.test) for client in federation.clients)):
+        raise FedfillError(
+            f"client_test: found {experiment.client_test:g}, which leaves no client a test split of its own, and with engine=flower "
+            f"the personal models of {experiment.algorithm} are evaluated on these alone; allowed: above 0 and up to 0.5, with samples enough"
+        )
+    note = (
+        "Personal models stay with their hosts: accuracy and loss are those of all own test splits together, each by its owner's "
+        "model, and weights_sha256 is that of the shared model."
+    )
+    return replace(federation, notes=(*federation.notes, note))
 
 
 def _require_fit(model: nn.Module, federation: Federation, batch_size: int) -> None:

@@ -54,7 +54,10 @@ def test_a_run_resumes_and_its_hash_is_of_everybodys_model(tmp_path):
     )
 
 
-@pytest.mark.parametrize("engine", ["ray", "flower"])
-def test_engines_that_cannot_evaluate_it_refuse(engine):
-    with pytest.raises(FedfillError, match=f"engine: found {engine} with algorithm=local"):
-        fedfill.run("local", engine=engine, clients=3)
+@pytest.mark.parametrize(("share", "clients"), [(0, 3), (0.1, 400)])
+def test_hosts_need_a_test_split_of_their_own(share, clients, tmp_path):
+    with pytest.raises(
+        FedfillError, match=f"^client_test: found {share:g}, which leaves no client a test split of its own"
+    ):
+        fedfill.run("local", engine="flower", clients=clients, partition="iid", client_test=share, out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()

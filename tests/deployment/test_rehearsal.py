@@ -91,6 +91,27 @@ def test_same_bits_as_in_one_process(algorithm: str, options: dict[str, Any], tm
     assert time.monotonic() - began < 5
 
 
+@pytest.mark.deploy
+def test_personal_models_of_hosts_have_the_bits_of_one_process(tmp_path: Path) -> None:
+    options = {
+        **TINY, "data": bars()[:2], "model": "cnn2bn", "participation": 0.5, "rounds": 2, "client_test": 0.1, "seed": 1,
+    }  # fmt: skip
+    local = fedfill.run("fedbn", out=tmp_path / "local", workers=1, **options)
+    flower = fedfill.run("fedbn", out=tmp_path / "flower", engine="flower", **options)
+    assert not running(tmp_path)
+    simulated, kept = (RunDirectory(tmp_path / name).read_checkpoint() for name in ("local", "flower"))
+    assert simulated is not None
+    assert kept is not None
+    assert kept["clients"] == {}
+    assert flower.summary["weights_sha256"] == tree.sha256(simulated["server"]["weights"])
+    on_disk = {i: state.now for i, state in states(tmp_path / "flower").items()}
+    assert tree.to_bytes(on_disk) == tree.to_bytes(simulated["clients"])
+    for ours, theirs in zip(flower.rounds, local.rounds, strict=True):
+        assert ours["accuracy_by_client"] == theirs["accuracy_by_client"]
+        assert None not in ours["accuracy_by_client"]
+    assert flower.summary["lost_replies"] == 0
+
+
 # Kills of the whole
 
 

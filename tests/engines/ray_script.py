@@ -93,7 +93,7 @@ def outcome(server: Server, folder: str = "") -> Any:
     replies, means = server.average(range(4), Mine().answer, Question(folder), of=like, by=None)
     assert all(type(reply) is Reply and type(reply.part) is Part for reply in replies.values())
     engine = server._engine
-    evaluation = engine.evaluate(server.initial)
+    evaluation = engine.evaluate(server.initial, 0)
     return tree.sha256(means["weights"]), replies, evaluation, engine.states()
 
 

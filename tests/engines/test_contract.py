@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import time
 from collections.abc import Callable, Iterator
@@ -12,11 +13,15 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import torch
+from tests.helpers import small_federation
 from torch import Tensor, nn
 
 from fedfill import tree
 from fedfill.algorithms import Algorithm
 from fedfill.algorithms.fedavg import Broadcast, FedAvg
+from fedfill.algorithms.fedbn import FedBN
+from fedfill.algorithms.fraug import FRAug
+from fedfill.algorithms.local import Local
 from fedfill.data.federation import Federation
 from fedfill.data.samples import Samples
 from fedfill.engines.contract import Client, Engine, Message, Server, State, client_handler
@@ -31,6 +36,7 @@ from fedfill.models.views import weights_of
 from fedfill.privacy.ledger import public, unbounded
 from fedfill.streams import torch_stream
 from fedfill.training.aggregation import weighted_mean
+from fedfill.training.evaluation import Evaluation, gather_personal, score_all, shares
 from fedfill.training.local import Batch, Context, Fit, LocalTraining, Resident, fit
 from fedfill.tree import Weights
 
@@ -788,7 +794,7 @@ def test_any_number_of_workers_gives_the_same_bits(
         for t in range(3):
             server.begin(t)
             program.round(server, t)
-        results.add((tree.sha256(server.state.weights), repr(engine.evaluate(server.state.weights))))
+        results.add((tree.sha256(server.state.weights), repr(engine.evaluate(server.state.weights, 2))))
     assert len(results) == 1
 
 
@@ -947,3 +953,102 @@ def test_noise_of_a_simulation_can_be_repeated(start: Start, three: Federation) 
     server, _ = start(P, three)
     first, second = (server.call(ALL, P.noise, Ask())[1].value for _ in range(2))
     assert torch.equal(first, second)
+
+
+# Personal models
+
+
+PERSONAL: dict[str, Algorithm] = {
+    "local": Local(local_steps=2, batch_size=8, learning_rate=0.01),
+    "fedbn": FedBN(local_steps=2, batch_size=8, learning_rate=0.1),
+    "fraug": FRAug(local_steps=2, batch_size=8, learning_rate=0.1),
+}
+LATER = 3
+"""Rounds, with half of the clients in each: some have no model of their own yet, and some an older one."""
+
+
+@functools.cache
+def personal_world(name: str) -> tuple[Algorithm, Federation, nn.Module]:
+    """An algorithm, four clients of which the last has no test split, and a network with normalisation layers."""
+    federation = small_federation()
+    *others, last = federation.clients
+    federation = replace(federation, clients=(*others, replace(last, test=last.test[:0])))
+    net = build("cnn2bn", federation.shape, federation.classes, ModelSettings(), needs=PERSONAL[name].needs(), seed=0)
+    return PERSONAL[name].resolved(rounds=LATER, model=net, inputs=federation.sample.inputs), federation, net
+
+
+def rounds_of(program: Algorithm, server: Server, engine: Engine, rounds: range) -> list[Evaluation]:
+    evaluations = []
+    for t in rounds:
+        server.begin(t)
+        program.round(server, t)
+        evaluations.append(engine.evaluate(program.global_weights(server), t))
+    return evaluations
+
+
+def models_of(program: Algorithm, server: Server, engine: Engine) -> list[Weights]:
+    weights, states = program.global_weights(server), engine.states()
+    return [program.personal_weights(states.get(i) or {}, weights) for i in range(server.clients)]
+
+
+@functools.cache
+def alone(name: str) -> tuple[list[Evaluation], bytes, bytes]:
+    """Evaluations, everybody's model and states of one process with one worker."""
+    program, federation, net = personal_world(name)
+    initial = weights_of(net)
+    engine = LocalEngine(program, federation, net, initial, seed=0, device=CPU, workers=1)
+    server = Server(
+        engine, clients=4, classes=federation.classes, rounds=LATER, participation=0.5, seed=0, initial=initial,
+        resident=make_resident(net, CPU), sample=federation.sample,
+    )  # fmt: skip
+    server.state = State(program.server_state(initial))
+    evaluations = rounds_of(program, server, engine, range(LATER))
+    engine.close()
+    return evaluations, tree.to_bytes(models_of(program, server, engine)), tree.to_bytes(engine.states())
+
+
+@pytest.mark.parametrize("resumed_after", [None, 1])
+@pytest.mark.parametrize("name", PERSONAL)
+def test_personal_models_and_their_evaluation_are_the_same_on_every_engine(
+    start: Start, name: str, resumed_after: int | None
+) -> None:
+    program, federation, net = personal_world(name)
+    options: dict[str, Any] = {"participation": 0.5, "rounds": LATER}
+    server, engine = start(program, federation, net, **options)
+    evaluations = rounds_of(program, server, engine, range(resumed_after or LATER))
+    if resumed_after is not None:
+        kept = tree.to_bytes([server.state.tree(), engine.states()])
+        server, engine = start(program, federation, net, **options)
+        before, states = tree.from_bytes(kept)
+        server.state = State(before)
+        engine.restore(states)
+        evaluations += rounds_of(program, server, engine, range(resumed_after, LATER))
+    expected, models, states = alone(name)
+    assert tree.to_bytes(models_of(program, server, engine)) == models
+    assert tree.to_bytes(engine.states()) == states
+    assert [e.accuracy_by_client for e in evaluations] == [e.accuracy_by_client for e in expected]
+    if not isinstance(engine, FlowerEngine):
+        assert repr(evaluations) == repr(expected)
+    assert len({repr(evaluation) for evaluation in evaluations}) == LATER
+
+
+@pytest.mark.parametrize("name", PERSONAL)
+def test_personal_models_are_judged_one_by_one(start: Start, name: str) -> None:
+    """Slow and obvious; by hosts, which keep them, on all own test splits together."""
+    program, federation, net = personal_world(name)
+    server, engine = start(program, federation, net, participation=0.5, rounds=LATER)
+    found = rounds_of(program, server, engine, range(2))[-1]
+    resident, scored = make_resident(net, CPU), []
+    for client, weights in zip(federation.clients, models_of(program, server, engine), strict=True):
+        resident.load(weights)
+        scored.append((score_all(resident, federation.test), score_all(resident, client.test)))
+    if not isinstance(engine, FlowerEngine):
+        assert repr(found) == repr(gather_personal(scored, federation.test.labels, federation.classes))
+        return
+    correct = torch.cat([own.correct for _, own in scored])
+    labels = torch.cat([client.test.labels for client in federation.clients])
+    assert found.accuracy == correct.double().mean().item()
+    assert found.loss == pytest.approx(torch.cat([own.losses for _, own in scored]).mean().item(), rel=1e-6)
+    assert found.accuracy_by_class == shares(correct, labels, federation.classes)
+    assert found.accuracy_by_client[:3] == [own.correct.double().mean().item() for _, own in scored[:3]]
+    assert found.accuracy_by_client[3] is None

@@ -19,6 +19,7 @@ from fedfill.algorithms import Algorithm
 from fedfill.algorithms.fedavg import Broadcast, FedAvg, Update
 from fedfill.algorithms.feddpms import FedDPMS
 from fedfill.algorithms.fedmix import FedMix
+from fedfill.algorithms.local import Local
 from fedfill.algorithms.scaffold import Scaffold
 from fedfill.algorithms.sdafl import SDAFL
 from fedfill.data.samples import Samples
@@ -38,10 +39,14 @@ from fedfill.engines.flower import (
 )
 from fedfill.engines.host import make_resident
 from fedfill.errors import FedfillError
+from fedfill.loop import execute
 from fedfill.models.networks import ModelSettings, build
 from fedfill.models.views import weights_of
+from fedfill.preparation import arrange
 from fedfill.privacy.ledger import Release
+from fedfill.runs.directory import RunDirectory
 from fedfill.streams import secret_stream
+from fedfill.training.evaluation import Evaluation
 from fedfill.tree import Record
 
 TWO: dict[str, Algorithm] = {
@@ -93,6 +98,11 @@ class World:
     def round(self, t: int) -> None:
         self.server.begin(t)
         self.algorithm.round(self.server, t)
+
+    def pooled(self) -> Evaluation:
+        """How the initial weights do on all own test splits together."""
+        self.engine._test = self.federation.test[:0]
+        return self.engine.evaluate(self.initial, 0)
 
     @property
     def sha256(self) -> str:
@@ -244,10 +254,10 @@ def test_strangers_are_refused_once_and_disturb_nobody(tmp_path: Path, warned: C
 @pytest.mark.parametrize(
     ("hello", "why"),
     [
-        (Hello(0, 99, "digest"), "another release"),
-        (Hello(9, 1, "digest"), "its client number is 9; allowed: 0 to 3"),
-        (Hello(-1, 1, "digest"), "its client number is -1"),
-        (Hello("0", 1, "digest"), "'client' of a Hello is wrong"),  # type: ignore[arg-type]
+        (Hello(0, 99, "digest", True), "another release"),
+        (Hello(9, 1, "digest", True), "its client number is 9; allowed: 0 to 3"),
+        (Hello(-1, 1, "digest", True), "its client number is -1"),
+        (Hello("0", 1, "digest", True), "'client' of a Hello is wrong"),  # type: ignore[arg-type]
         (Update({}, 3), "a Update in place of a Hello"),
     ],
 )
@@ -307,7 +317,7 @@ NONSENSE: dict[str, tuple[Any, str]] = {
     "no answer": (pack(encode({"reply": 1})), "a dict in place of a Answer"),
     "nothing": (pack(encode(Answer())), "neither a reply nor an error"),
     "another kind": (pack(encode(Answer(Broadcast({})))), "a Broadcast in place of a Update"),
-    "a hello": (pack(encode(Answer(Hello(1, 1, "digest")))), "a Hello in place of a Update"),
+    "a hello": (pack(encode(Answer(Hello(1, 1, "digest", True)))), "a Hello in place of a Update"),
     "wrong type": (pack(encode(Answer(Update({}, "3")))), "'samples' of a Update is wrong"),  # type: ignore[arg-type]
     "no weights": (pack(encode(Answer(Update(None, 3)))), "'weights' of a Update is wrong"),  # type: ignore[arg-type]
     "not tensors": (pack(encode(Answer(Update({"a": 3}, 3)))), "'weights.a' of a Update"),  # type: ignore[dict-item]
@@ -440,7 +450,7 @@ def test_evaluation_is_the_one_of_one_process(tmp_path: Path) -> None:
     for t in range(2):
         world.round(t)
     local = run_rounds(TWO["fedavg"], 2, participation=HALF)
-    assert repr(world.engine.evaluate(world.server.state.weights)) == repr(local.evaluation)
+    assert repr(world.engine.evaluate(world.server.state.weights, 1)) == repr(local.evaluation)
 
 
 def test_without_a_test_set_the_hosts_scores_stand_in(tmp_path: Path) -> None:
@@ -449,9 +459,9 @@ def test_without_a_test_set_the_hosts_scores_stand_in(tmp_path: Path) -> None:
     together = Samples(torch.cat([s.inputs for s in own]), torch.cat([s.labels for s in own]))
     engine = world.engine
     engine._test = together
-    one = engine.evaluate(world.initial)
+    one = engine.evaluate(world.initial, 0)
     engine._test = together[:0]
-    other = engine.evaluate(world.initial)
+    other = engine.evaluate(world.initial, 0)
     assert other.accuracy == one.accuracy
     assert other.accuracy_by_class == one.accuracy_by_class
     assert other.accuracy_by_client == one.accuracy_by_client
@@ -469,7 +479,7 @@ def test_scores_that_make_no_sense_are_none(scores: Scores, tmp_path: Path, warn
         return Message(pack(encode(Answer(scores))), reply_to=message) if lies else reply
 
     world.engine.grid.spoil = spoil
-    by_client = world.engine.evaluate(world.initial).accuracy_by_client
+    by_client = world.engine.evaluate(world.initial, 0).accuracy_by_client
     assert [accuracy is None for accuracy in by_client] == [False, True, False, False]
     assert any(line.startswith("client 1 gave no scores") for line in warned())
 
@@ -482,6 +492,118 @@ def test_a_server_needs_something_to_evaluate_on(tmp_path: Path) -> None:
             world.engine.grid, world.algorithm, clients=4, classes=CLASSES, test=nothing, template=world.net,
             digest="digest", device=torch.device("cpu"), evaluate_clients=False, wait=0,
         )  # fmt: skip
+
+
+# Personal models
+
+
+LOCAL = Local(local_steps=2, batch_size=8, learning_rate=0.01)
+
+
+def test_hosts_judge_the_model_that_the_server_means(tmp_path: Path) -> None:
+    """A host that has committed in a round that is begun anew goes back for the evaluation too, called again or not."""
+    world = World("local", tmp_path, algorithm=LOCAL)
+    world.server = world.serve(participation=1.0)
+    for t in range(2):
+        world.round(t)
+    before = world.engine.evaluate(world.initial, 1)
+    world.round(2)
+    after = world.engine.evaluate(world.initial, 2)
+    assert after.loss != before.loss
+    world.engine = world.connect(run_id=2)  # the server was killed before it could write round 2 down
+    assert world.engine.evaluate(world.initial, 2) == before
+    world.server = world.serve(participation=1.0)
+    world.round(2)
+    assert world.engine.evaluate(world.initial, 2) == after
+    # set back further than a round, hosts have nothing to go back to
+    world.engine = world.connect(run_id=3)
+    with pytest.raises(FedfillError, match="clients: after round 2 no host gave scores on its own test split"):
+        world.engine.evaluate(world.initial, 1)
+    # begun anew, everybody begins with the initial weights
+    assert world.connect(run_id=4).evaluate(world.initial, 0) == World("fedavg", tmp_path / "new").pooled()
+
+
+def test_personal_models_stay_with_their_hosts_and_their_scores_are_released(tmp_path: Path) -> None:
+    world = World("local", tmp_path, algorithm=LOCAL)
+    assert world.engine.evaluation is not None
+    assert world.engine.evaluation.mu is None
+    assert "own model" in world.engine.evaluation.mechanism
+    world.round(0)
+    world.engine.grid.sent.clear()
+    answers: list[Any] = []
+
+    def spy(message: Message, reply: Message) -> Message:
+        answers.append(unpack(reply.content, 2**30)[0].reply)
+        return reply
+
+    world.engine.grid.spoil = spy
+    world.engine.evaluate(world.initial, 0)
+    assert {message.metadata.message_type for message in world.engine.grid.sent} == {EVALUATE}
+    assert [type(answer) for answer in answers] == [Scores] * 4
+    assert all(not list(tree.tensors(answer)) for answer in answers)
+
+
+@pytest.mark.parametrize("personal", [True, False])
+def test_a_federation_without_any_test_split_is_told_before_the_first_round(personal: bool, tmp_path: Path) -> None:
+    world = World("fedavg", tmp_path)
+    nobody = tuple(replace(client, test=client.test[:0]) for client in world.federation.clients)
+    federation = replace(world.federation, clients=nobody)
+    if not personal:
+        federation = replace(federation, test=federation.test[:0])
+    why = "personal models never leave their hosts" if personal else "the server has no test set"
+    with pytest.raises(
+        FedfillError, match=f"client_test: no host that is there has a test split of its own, and {why};"
+    ):
+        InProcessEngine(LOCAL if personal else world.algorithm, federation, world.net, world.initial)
+
+
+class Stopped(Exception):
+    pass
+
+
+@pytest.mark.parametrize("stop_after", [None, 1])
+def test_a_run_with_personal_models_on_hosts(stop_after: int | None, tmp_path: Path) -> None:
+    """The loop, and its resume: the checkpoint holds the shared model and no client's."""
+
+    class Deployed(InProcessEngine):
+        states, restore = FlowerEngine.states, FlowerEngine.restore
+
+    data = [(c.train.inputs, c.train.labels, c.test.inputs, c.test.labels) for c in small_federation().clients]
+    options = {"data": data, "partition": "iid", "rounds": 2, "local_steps": 2, "batch_size": 8, "participation": HALF}
+    simulated = execute(arrange("fedbn", model="cnn2bn", **options), tmp_path / "local")
+    prepared = arrange("fedbn", model="cnn2bn", engine="flower", **options)
+    parts = (prepared.algorithm, prepared.federation, prepared.model, prepared.initial)
+
+    def connect(run_id: int) -> Any:
+        def engine(*_: Any) -> InProcessEngine:
+            made = Deployed(*parts, folder=tmp_path / "hosts")
+            for context in made.grid.contexts.values():
+                context.run_id = run_id
+            return made
+
+        return engine
+
+    def stop(record: dict[str, Any], rounds: int) -> None:
+        if record["round"] == stop_after:
+            raise Stopped
+
+    path = tmp_path / "flower"
+    if stop_after is not None:
+        with pytest.raises(Stopped):
+            execute(prepared, path, stop, connect(1))
+    result = execute(prepared, path, connect=connect(2))
+    kept, theirs = (RunDirectory(place).read_checkpoint() for place in (path, tmp_path / "local"))
+    assert kept is not None
+    assert theirs is not None
+    assert kept["clients"] == {}
+    assert tree.sha256(kept["weights"]) == tree.sha256(theirs["server"]["weights"]) == result.summary["weights_sha256"]
+    assert [r["accuracy_by_client"] for r in result.rounds] == [r["accuracy_by_client"] for r in simulated.rounds]
+    # the splits are of one size, so that the share of all samples is the mean over clients
+    assert result.summary["accuracy"] == pytest.approx(result.summary["mean_client_accuracy"])
+    assert any("weights_sha256 is that of the shared model" in note for note in result.summary["notes"])
+    entries = {entry["released"]: entry for entry in result.summary["privacy"]["entries"]}
+    assert (entries["evaluation"]["epsilon"], entries["evaluation"]["clients"]) == (None, 4)
+    assert execute(prepared, path, connect=connect(3)).was_finished
 
 
 def test_noise_of_a_deployment_follows_from_a_key_that_only_the_host_has() -> None:
@@ -501,7 +623,7 @@ class Noisy(FedAvg):
     @client_handler
     async def noisy(self, client: Client, message: Broadcast) -> Hello:
         draws = [torch.randint(10**9, (1,), generator=make("a")).item() for make in (client.stream, client.noise)]
-        return Hello(draws[0], draws[1], "")
+        return Hello(draws[0], draws[1], "", True)
 
 
 def test_noise_is_the_same_to_the_same_question_and_other_noise_to_another(tmp_path: Path) -> None:

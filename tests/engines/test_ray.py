@@ -11,10 +11,10 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import ray
@@ -40,6 +40,7 @@ from fedfill.engines.local import LocalEngine
 from fedfill.engines.ray import RayEngine
 from fedfill.errors import ContractError, FedfillError
 from fedfill.models.views import weights_of
+from fedfill.tree import Tree, Weights
 
 CPU = torch.device("cpu")
 
@@ -107,6 +108,13 @@ class Program(Algorithm):
 P = Program()
 
 
+class Personal(Program):
+    personal: ClassVar[bool] = True
+
+    def personal_weights(self, state: Mapping[str, Tree], weights: Weights) -> Weights:
+        return {**weights, "bias": state["walk"][:2] - 0.5} if state else weights
+
+
 def federation(clients: int) -> Federation:
     """Client i has 1 to 5 training samples and every other client a test split."""
     members = []
@@ -119,14 +127,14 @@ def federation(clients: int) -> Federation:
 class World:
     """An engine and its server."""
 
-    def __init__(self, kind: type, clients: int, **options: Any) -> None:
+    def __init__(self, kind: type, clients: int, program: Algorithm = P, **options: Any) -> None:
         data = federation(clients)
         self.model = nn.Linear(2, 2)
         nn.init.eye_(self.model.weight)
         nn.init.zeros_(self.model.bias)
         initial = weights_of(self.model)
         self.clients = clients
-        self.engine: Any = kind(P, data, self.model, initial, seed=3, device=CPU, **options)
+        self.engine: Any = kind(program, data, self.model, initial, seed=3, device=CPU, **options)
         self.server = Server(
             self.engine, clients=clients, classes=2, rounds=99, participation=0.5, seed=3, initial=initial,
             resident=make_resident(self.model, CPU), sample=data.sample,
@@ -205,7 +213,7 @@ def test_more_clients_than_groups(start: Callable[..., World], workers: int) -> 
         cohort = other.server.select(t)
         assert other.round(t, cohort=cohort)[0] == local.round(t, cohort=cohort)[0]
     weights = weights_of(local.model)
-    assert other.engine.evaluate(weights) == local.engine.evaluate(weights)
+    assert other.engine.evaluate(weights, 0) == local.engine.evaluate(weights, 0)
 
 
 def test_workers_share_the_clients_and_more_than_groups_are_not_started(start: Callable[..., World]) -> None:
@@ -349,10 +357,30 @@ def test_a_worker_that_is_killed_between_rounds(start: Callable[..., World]) -> 
     expected = local_digests(4, 2)
     world = start(PooledEngine, 4, workers=2)
     assert world.round(0)[0] == expected[0]
-    before = world.engine.evaluate(weights_of(world.model))
+    before = world.engine.evaluate(weights_of(world.model), 0)
     os.kill(pids(world)[0], signal.SIGKILL)
-    assert world.engine.evaluate(weights_of(world.model)) == before
+    assert world.engine.evaluate(weights_of(world.model), 0) == before
     assert world.round(1)[0] == expected[1]
+
+
+@pytest.mark.parametrize("clients", [4, 200])
+def test_personal_models_are_judged_where_their_states_are(
+    start: Callable[..., World], monkeypatch: pytest.MonkeyPatch, clients: int
+) -> None:
+    """Half of the clients have a state; then a worker dies, and the time for a call says nothing about an evaluation."""
+    local = start(LocalEngine, clients, program=Personal())
+    world = start(PooledEngine, clients, program=Personal(), workers=2, timeout=60)
+    weights = weights_of(world.model)
+    for t, cohort in enumerate((range(0, clients, 2), range(0, clients, 3))):
+        local.round(t, cohort=list(cohort))
+        world.round(t, cohort=list(cohort))
+        assert repr(world.engine.evaluate(weights, t)) == repr(local.engine.evaluate(weights, t))
+    found = local.engine.evaluate(weights, 1)
+    assert len(set(found.accuracy_by_client)) > 2
+    os.kill(pids(world)[0], signal.SIGKILL)
+    assert repr(world.engine.evaluate(weights, 1)) == repr(found)
+    monkeypatch.setattr("fedfill.engines.ray.GRACE", -1e6)
+    assert repr(world.engine.evaluate(weights, 1)) == repr(found)
 
 
 @pytest.mark.parametrize("clients", [4, 200])

@@ -95,7 +95,7 @@ def evaluate(federation: Federation, workers: int, weights: Weights) -> Evaluati
     model = build("auto", (1, 8, 8), 3, ModelSettings(width="wide", dropout=0.5), seed=0)
     engine = LocalEngine(FedAvg(), federation, model, weights, seed=0, device=CPU, workers=workers)
     try:
-        return engine.evaluate(weights)
+        return engine.evaluate(weights, 0)
     finally:
         engine.close()
 

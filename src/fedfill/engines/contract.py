@@ -231,8 +231,8 @@ class Engine(Protocol):
         """Run the handler of this name on every client that has a message, in round `t`."""
         ...
 
-    def evaluate(self, weights: Weights) -> Evaluation:
-        """Score the global weights on the test set and on every client's own test split."""
+    def evaluate(self, weights: Weights, t: int) -> Evaluation:
+        """Score the global weights, or of a `personal` algorithm every client's own, as they are after round `t`."""
         ...
 
     def states(self) -> dict[int, Tree]:

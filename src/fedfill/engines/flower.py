@@ -90,11 +90,13 @@ class Hello(Message):
         client: Its number.
         protocol: Of this module.
         digest: Of the experiment: program version, settings, classes, initial weights and code.
+        own_test: Whether it has a test split of its own.
     """
 
     client: int
     protocol: int
     digest: str
+    own_test: bool
 
 
 @dataclass(frozen=True)
@@ -106,7 +108,7 @@ class Evaluate(Message):
 
 @dataclass(frozen=True)
 class Scores(Message):
-    """Host to server: how the weights do on its own test split.
+    """Host to server: how the weights, or its own model, do on its own test split.
 
     Attributes:
         correct: Recognised samples by class.
@@ -217,7 +219,8 @@ class FlowerEngine:
         program: The algorithm.
         clients: How many hosts there are.
         classes: Number of classes of the task.
-        test: The server's test set; may be empty, then the hosts' own test splits stand in.
+        test: The server's test set; where it is empty, and for personal models, which the server never sees, the hosts' own
+            test splits stand in.
         template: The model, for the evaluation on the test set.
         digest: Of the experiment; a host with another one is not called.
         device: Where the test set lives.
@@ -246,7 +249,11 @@ class FlowerEngine:
         enough: int = 1,
     ) -> None:
         self.workers = clients
-        self.evaluation = unbounded("accuracy on the client's own test split, exact") if evaluate_clients else None
+        if program.personal:
+            scores, test = "accuracy by class and loss of the client's own model on its own test split, exact", test[:0]
+        else:
+            scores = "accuracy on the client's own test split, exact"
+        self.evaluation = unbounded(scores) if evaluate_clients else None
         if not len(test) and not evaluate_clients:
             raise FedfillError(
                 "client_test: found 0 on a server without a test set; allowed: more than 0, or a test-data"
@@ -268,7 +275,14 @@ class FlowerEngine:
         self._asked: dict[str, tuple[int, float]] = {}  # hello -> node, and when
         self._begun: int | None = None
         self._preparations = program.preparations()
+        self._tested = False
         self._gather(wait, enough)
+        if not len(test) and not self._tested:
+            why = "personal models never leave their hosts" if program.personal else "the server has no test set"
+            raise FedfillError(
+                f"client_test: no host that is there has a test split of its own, and {why}; allowed: data with samples enough "
+                "for one on at least one host"
+            )
 
     def call(self, handler: str, messages: Mapping[int, Message], t: int, average: Average | None = None) -> Answers:
         """Run a handler on every host that has a message.
@@ -286,26 +300,28 @@ class FlowerEngine:
         for message in messages.values():
             if id(message) not in bodies:
                 bodies[id(message)] = encode(message)
-        t += self._preparations  # on the wire the steps before the first round count as rounds
-        self._begun = t if self._begun is None else self._begun
-        words: dict[str, str | int] = {"digest": self._digest, "round": t, "begun": self._begun}
+        words = self._words(t)
         contents = {i: pack(bodies[id(message)], **words, client=i) for i, message in messages.items()}
         replies = self._ask(f"train.{handler}", contents, self._seconds)
         return Answers({i: self._outcome(replies[i], f"train.{handler}") for i in messages})
 
-    def evaluate(self, weights: Weights) -> Evaluation:
+    def evaluate(self, weights: Weights, t: int) -> Evaluation:
         """Score weights on the server's test set and on the hosts' own test splits.
 
         Args:
             weights: Of the whole model.
+            t: The round that is over.
 
         Returns:
             Accuracies and losses; a host that does not answer has none.
+
+        Raises:
+            FedfillError: Where there is nothing to score on.
         """
         scores: dict[int, Scores] = {}
         if self.evaluation is not None:
             body = encode(Evaluate(weights))
-            contents = {i: pack(body, digest=self._digest, round=0, client=i) for i in self._nodes}
+            contents = {i: pack(body, **self._words(t), client=i) for i in self._nodes}
             for i, reply in self._ask(EVALUATE, contents, self._seconds).items():
                 outcome = self._outcome(reply, EVALUATE)
                 if outcome.error is None and self._plausible(outcome.reply):
@@ -325,7 +341,10 @@ class FlowerEngine:
         hits = [sum(s.correct[c] for s in scores.values()) for c in range(self._classes)]
         sizes = [sum(s.samples[c] for s in scores.values()) for c in range(self._classes)]
         if not sum(sizes):
-            raise FedfillError("test-data: the server has no test set, and no host gave scores on its own test split")
+            raise FedfillError(
+                f"clients: after round {t + 1} no host gave scores on its own test split, and there is no other test set to score on; "
+                "finished rounds are kept, and 'fedfill resume' goes on from there"
+            )
         by_class = [hit / size if size else None for hit, size in zip(hits, sizes, strict=True)]
         loss = sum(s.loss for s in scores.values()) / sum(sizes)
         return Evaluation(sum(hits) / sum(sizes), loss, by_class, by_client)
@@ -343,6 +362,12 @@ class FlowerEngine:
 
     def close(self) -> None:
         """Nothing to do: Flower closes the grid."""
+
+    def _words(self, t: int) -> dict[str, str | int]:
+        """What stands beside each message of a round: hosts find by it the state that the server means."""
+        t += self._preparations  # on the wire the steps before the first round count as rounds
+        self._begun = t if self._begun is None else self._begun
+        return {"digest": self._digest, "round": t, "begun": self._begun}
 
     def _plausible(self, scores: Any) -> bool:
         return (
@@ -419,6 +444,7 @@ class FlowerEngine:
         problem = str(outcome.error) if outcome.error is not None else self._problem(outcome.reply)
         if problem is None:
             self._nodes[outcome.reply.client] = node  # type: ignore[union-attr]
+            self._tested |= outcome.reply.own_test  # type: ignore[union-attr]
             return
         if isinstance(reply, Lost) or (reply.has_error() and reply.error.code not in APP_ERRORS):
             problem = f"did not say who it is: {problem}"  # it is asked again at once
@@ -653,9 +679,7 @@ def _run(handler: str, kind: Any, office: _Office, message: Tree, words: dict[st
     site = office.site
     if words.get("client") != site.client:
         raise ValueError(f"the message is for client {words.get('client')!r}, and this is client {site.client}")
-    t = words.get("round")
-    if not isinstance(t, int) or t < 0:
-        raise ValueError(f"malformed message: round {t!r}")
+    t = _round(words)
     tree.validated(message, kind)
     message = tree.to(message, site.device)
     office.path.parent.mkdir(parents=True, exist_ok=True)
@@ -680,6 +704,13 @@ def _run(handler: str, kind: Any, office: _Office, message: Tree, words: dict[st
     return Answer(outcome.reply, None, outcome.releases, outcome.fit_seconds, outcome.train_samples)
 
 
+def _round(words: dict[str, Any]) -> int:
+    t = words.get("round")
+    if not isinstance(t, int) or t < 0:
+        raise ValueError(f"malformed message: round {t!r}")
+    return t
+
+
 def _stored(kept: Kept | None, run: str, t: int, begun: Any) -> tuple[Tree, Tree]:
     """The state to go on with in round `t` of a server's run that began with round `begun`, and the one that `t` began with.
 
@@ -701,15 +732,19 @@ def _stored(kept: Kept | None, run: str, t: int, begun: Any) -> tuple[Tree, Tree
 
 def _say_hello(office: _Office, message: Tree, words: dict[str, Any]) -> Answer:
     """Say who this is."""
-    return Answer(Hello(office.site.client, PROTOCOL, office.site.digest))
+    return Answer(Hello(office.site.client, PROTOCOL, office.site.digest, len(office.site.data.test) > 0))
 
 
 def _score(office: _Office, message: Tree, words: dict[str, Any]) -> Answer:
-    """Score weights on the host's own test split."""
+    """Score weights on the host's own test split, or the client's own model, which never leaves it."""
     tree.validated(message, Evaluate)
     site = office.site
     own = site.data.test.to(site.device)
-    office.resident.load(tree.to(message.weights, site.device))
+    weights = tree.to(message.weights, site.device)
+    if site.program.personal:
+        state, _ = _stored(office.kept(), words["run"], _round(words), words.get("begun"))
+        weights = site.program.personal_weights(tree.to(state or {}, site.device), weights)
+    office.resident.load(weights)
     correct = [0] * site.classes
     loss = 0.0
     if len(own):

@@ -147,11 +147,12 @@ class LocalEngine:
         self._host.check(handler)
         return Answers(outcomes, averaging.total())
 
-    def evaluate(self, weights: Weights) -> Evaluation:
+    def evaluate(self, weights: Weights, t: int) -> Evaluation:
         """Score weights on the test set and on the clients' own test splits.
 
         Args:
             weights: Of the whole model.
+            t: The round that is over.
 
         Returns:
             Accuracies and losses; of an algorithm with personal models those of every client's own model on its own test

@@ -44,7 +44,7 @@ from fedfill.engines.local import processors
 from fedfill.errors import ContractError, FedfillError
 from fedfill.privacy.ledger import Release
 from fedfill.training.aggregation import Mean, group_of, mean_of
-from fedfill.training.evaluation import CHUNK, Evaluation, Scored, gather, score
+from fedfill.training.evaluation import CHUNK, Evaluation, Scored, gather, gather_personal, score, score_all
 from fedfill.tree import Record, Tree, Weights
 
 START = 60.0
@@ -55,6 +55,8 @@ GRACE = 10.0
 Bytes = npt.NDArray[np.uint8]
 """A tree's bytes; as an array they lie in the object store and aren't copied on the way."""
 Array = npt.NDArray[Any]
+_Outcomes = tuple[Array, Array]
+"""A `Scored`, as it crosses."""
 
 
 def _pack(thing: Tree) -> Bytes:
@@ -121,6 +123,23 @@ class _Task:
     t: int
     average: Average | None
     keys: dict[int, int]
+    states: dict[int, Bytes] | None
+
+
+@dataclass(frozen=True)
+class _Judging:
+    """An evaluation of the own models of one group's clients, with their states as in `_Task`.
+
+    Attributes:
+        group: Which one.
+        key: Of the global weights.
+        splits: Where each client's own test split begins and ends among all of them.
+        states: Or None, where the worker holds them.
+    """
+
+    group: int
+    key: int
+    splits: dict[int, tuple[int, int]]
     states: dict[int, Bytes] | None
 
 
@@ -209,6 +228,7 @@ class Actor:
         self._device = torch.device(setup.device)
         self._clients = setup.clients
         self._resident = make_resident(setup.template, self._device)
+        self._program = setup.program
         initial = _unpack(setup.initial, self._device)
         self._host = Host(
             setup.program, classes=setup.classes, initial=initial, seed=setup.seed, device=self._device, timeout=setup.timeout
@@ -251,12 +271,28 @@ class Actor:
         self._data.pop(group, None)
         self._states.pop(group, None)
 
-    def score(self, key: int, weights: Bytes, inputs: Array, labels: Array, start: int) -> tuple[Array, Array]:
+    def score(self, key: int, weights: Bytes, inputs: Array, labels: Array, start: int) -> _Outcomes:
         """Whether each sample of a chunk was recognised, and its loss."""
         self._resident.load(self._receive([key], [weights])[key])
         chunk = slice(start, start + CHUNK)
-        scored = score(self._resident, _in_place(inputs[chunk], labels[chunk]).to(self._device))
-        return scored.correct.cpu().numpy(), scored.losses.cpu().numpy()
+        return _plain(score(self._resident, _in_place(inputs[chunk], labels[chunk]).to(self._device)))
+
+    def score_personal(
+        self, task: _Judging, data: _Group | None, packed: Bytes,
+        inputs: Array, labels: Array, own_inputs: Array, own_labels: Array,
+    ) -> dict[int, tuple[_Outcomes, _Outcomes]]:  # fmt: skip
+        """The same of each client's own model, on the test set and on its own test split; states and models stay here."""
+        if data is not None:
+            self._adopt(task.group, data, task.states or {})
+        weights = self._receive([task.key], [packed])[task.key]
+        test = _in_place(inputs, labels).to(self._device)
+        scored = {}
+        for i, (start, end) in task.splits.items():
+            state = self._states[task.group].get(i) or {}
+            self._resident.load(self._program.personal_weights(state, weights))
+            own = _in_place(own_inputs[start:end], own_labels[start:end]).to(self._device)
+            scored[i] = _plain(score_all(self._resident, test)), _plain(score_all(self._resident, own))
+        return scored
 
     def _adopt(self, group: int, data: _Group, states: Mapping[int, Bytes]) -> None:
         train, unlabelled = (self._divide(stack) for stack in (data.train, data.unlabelled))
@@ -278,12 +314,23 @@ class Actor:
         return self._received
 
 
+def _plain(scored: Scored) -> _Outcomes:
+    return scored.correct.cpu().numpy(), scored.losses.cpu().numpy()
+
+
+def _scored(outcomes: _Outcomes) -> Scored:
+    return Scored(*map(torch.tensor, outcomes))
+
+
 # In the driver
 
 
 @dataclass(frozen=True)
 class _Job:
-    """Something for one worker to do: clients of a group, or a chunk to score; `again` if a worker died over it."""
+    """Something for one worker to do; `again` if a worker died over it.
+
+    It is a call to clients of a group, an evaluation of the models of a whole group, or a chunk to score.
+    """
 
     group: int | None = None
     clients: tuple[int, ...] = ()
@@ -418,6 +465,7 @@ class RayEngine:
         if gpus_per_worker > 1 and gpus_per_worker % 1:
             raise FedfillError(f"gpus_per_worker: found {gpus_per_worker}; allowed: a share up to 1, or a whole number")
         self.evaluation: Release | None = None
+        self._program = program
         self._device = device
         self._timeout = timeout
         self._gpus_per_worker = gpus_per_worker
@@ -493,10 +541,7 @@ class RayEngine:
             group = job.group
             assert group is not None
             keys, stored = outbox.store(job.clients)
-            data = states = None
-            if group not in worker.holds:
-                data, states = self._data[group], self._committed(group)
-                worker.holds.add(group)
+            data, states = self._missing(worker, group)
             return worker.actor.serve.remote(_Task(group, handler, t, average, keys, states), data, *stored)
 
         def finish(job: _Job, served: _Served) -> None:
@@ -527,18 +572,21 @@ class RayEngine:
             raise _receive_error(broken[0])
         return Answers(outcomes, merge.total)
 
-    def evaluate(self, weights: Weights) -> Evaluation:
+    def evaluate(self, weights: Weights, t: int) -> Evaluation:
         """Score weights on the test set and on the clients' own test splits.
 
         Args:
             weights: Of the whole model.
+            t: The round that is over.
 
         Returns:
-            Accuracies and losses.
+            As from `LocalEngine.evaluate`.
 
         Raises:
             FedfillError: Where workers die over it.
         """
+        if getattr(self._program, "personal", False):
+            return self._evaluate_personal(weights)
         sizes = (len(self._labels), len(self._owners))
         chunks = [(split, start) for split, size in enumerate(sizes) for start in range(0, size, CHUNK)]
         key, packed = next(self._numbers), ray.put(_pack(weights))
@@ -548,20 +596,33 @@ class RayEngine:
             split, start = chunks[job.chunk]
             return worker.actor.score.remote(key, packed, *self._tests[split], start)
 
-        def finish(job: _Job, result: tuple[Array, Array]) -> None:
-            correct, losses = result
-            scored[job.chunk] = Scored(torch.tensor(correct), torch.tensor(losses))
+        def finish(job: _Job, result: _Outcomes) -> None:
+            scored[job.chunk] = _scored(result)
 
-        def give_up(job: _Job, late: bool) -> list[_Job]:
-            if job.again:
-                raise FedfillError(
-                    "engine: Ray's workers died over the evaluation; finished rounds are kept, and 'fedfill resume' goes on from there"
-                )
-            return [replace(job, again=True)]
-
-        self._run([_Job(chunk=k) for k in range(len(chunks))], submit, finish, give_up)
+        self._run([_Job(chunk=k) for k in range(len(chunks))], submit, finish, _once_more)
         ordered = [scored[k] for k in range(len(chunks))]
         return gather(ordered, self._labels, self._classes, self._owners, self._clients)
+
+    def _evaluate_personal(self, weights: Weights) -> Evaluation:
+        """Where the clients' states are, group by group."""
+        key, packed = next(self._numbers), ray.put(_pack(weights))
+        sizes = torch.bincount(self._owners, minlength=self._clients).tolist()
+        splits = [(end - size, end) for size, end in zip(sizes, itertools.accumulate(sizes), strict=True)]
+        scored: dict[int, tuple[Scored, Scored]] = {}
+
+        def submit(worker: _Worker, job: _Job) -> Any:
+            group = job.group
+            assert group is not None
+            data, states = self._missing(worker, group)
+            task = _Judging(group, key, {i: splits[i] for i in self._groups[group]}, states)
+            return worker.actor.score_personal.remote(task, data, packed, *self._tests[0], *self._tests[1])
+
+        def finish(job: _Job, result: dict[int, tuple[_Outcomes, _Outcomes]]) -> None:
+            scored.update((i, (_scored(test), _scored(own))) for i, (test, own) in result.items())
+
+        self._run([_Job(group) for group in sorted(self._groups)], submit, finish, _once_more)
+        ordered = [scored[i] for i in range(self._clients)]
+        return gather_personal(ordered, self._labels, self._classes)
 
     def states(self) -> dict[int, Tree]:
         """The committed states of the clients that have one."""
@@ -625,6 +686,13 @@ class RayEngine:
         self._labels = federation.test.labels
         own = torch.tensor([len(client.test) for client in clients])
         self._owners = torch.repeat_interleave(torch.arange(len(clients)), own)
+
+    def _missing(self, worker: _Worker, group: int) -> tuple[Any, dict[int, Bytes] | None]:
+        """A group's data and committed states, where a worker that is about to need them doesn't hold them."""
+        if group in worker.holds:
+            return None, None
+        worker.holds.add(group)
+        return self._data[group], self._committed(group)
 
     def _committed(self, group: int) -> dict[int, Bytes]:
         return {i: np.frombuffer(self._states[i], np.uint8) for i in self._groups[group] if i in self._states}
@@ -756,9 +824,18 @@ class RayEngine:
     def _deadline(self, worker: _Worker) -> float:
         if not worker.ready:
             return worker.since + START
-        if self._timeout is None or worker.job is None or worker.job.group is None:
+        if self._timeout is None or worker.job is None or not worker.job.clients:
             return math.inf
         return worker.since + self._timeout * len(worker.job.clients) + GRACE
+
+
+def _once_more(job: _Job, late: bool) -> list[_Job]:
+    """What to do in place of a part of an evaluation whose worker died."""
+    if job.again:
+        raise FedfillError(
+            "engine: Ray's workers died over the evaluation; finished rounds are kept, and 'fedfill resume' goes on from there"
+        )
+    return [replace(job, again=True)]
 
 
 def _connect(address: str | None, cpus: int, undo: ExitStack) -> None:

@@ -68,13 +68,21 @@ def score_all(resident: Resident, samples: Samples) -> Scored:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Accuracies and losses of one model; all accuracies are shares in [0, 1].
+    """Accuracies and losses of one model, or of every client's own; all accuracies are shares in [0, 1].
+
+    "The test set" is one of three things:
+
+    * of one model, the data set's;
+    * of personal models in a simulation, the data set's too: each client's own model is scored on all of it, and the figure
+      is the plain mean over clients (`gather_personal`);
+    * where nobody has both, in a federation of hosts whose server has no test set, or whose models are personal and never
+      leave them: all hosts' own test splits together, each sample scored where it lies, there by its owner's model.
 
     Attributes:
         accuracy: On the test set.
         loss: Mean cross-entropy on the test set.
         accuracy_by_class: On the test set, by class; None for a class that it lacks.
-        accuracy_by_client: On each client's own test split; None for a client without one.
+        accuracy_by_client: On each client's own test split, of its own model where there is one; None for a client without one.
     """
 
     accuracy: float
