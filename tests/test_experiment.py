@@ -27,7 +27,7 @@ from fedfill.data.federation import federate
 from fedfill.engines.contract import Server
 from fedfill.engines.local import LocalEngine
 from fedfill.errors import FedfillError, checked
-from fedfill.loop import Prepared
+from fedfill.loop import Prepared, selected
 from fedfill.runs.directory import RunDirectory
 from fedfill.settings import Experiment
 from fedfill.training.evaluation import Evaluation
@@ -909,3 +909,33 @@ def test_a_field_without_a_guarantee_is_not_hidden_by_another_mechanism_of_the_s
 
     rows = [("a", None), ("a", 0.0), ("b", 0.0), ("b", 2.0), ("b", 1.0)]
     assert _epsilons([{"released": name, "epsilon": epsilon} for name, epsilon in rows]) == {"a": None, "b": 2.0}
+
+
+def test_validation_splits_choose_a_round(tmp_path: Path) -> None:
+    options = {"data": "digits", "clients": 3, "rounds": 4, "data_fraction": 0.3, "local_epochs": 1, "batch_size": 16}
+    result = fedfill.run("fedavg", **options, client_validation=0.3, out=tmp_path / "held")
+    shares = [record["validation_by_client"] for record in result.rounds]
+    assert all(len(each) == 3 and all(0 <= share <= 1 for share in each) for each in shares)
+    means = [sum(each) / 3 for each in shares]
+    chosen = result.rounds[means.index(max(means))]
+    summary = result.summary
+    assert summary["selected_round"] == chosen["round"]
+    assert summary["selected_validation"] == pytest.approx(max(means))
+    assert summary["selected_accuracy"] == chosen["accuracy"]
+    assert summary["selected_accuracy_by_client"] == chosen["accuracy_by_client"]
+    # nothing of the test data has a say: only validation is looked at
+    moved = [{**record, "accuracy": 1 - record["accuracy"]} for record in result.rounds]
+    assert selected(moved)["selected_round"] == chosen["round"]
+    plain = fedfill.run("fedavg", **options, out=tmp_path / "plain")
+    assert not any("selected" in name for name in plain.summary)
+    assert "validation_by_client" not in plain.rounds[0]
+
+
+def test_clients_without_validation_samples_have_no_say() -> None:
+    rounds = [
+        {"round": 1, "validation_by_client": [None, 0.5], "accuracy": 0.9, "accuracy_by_client": [], "mean_client_accuracy": None},
+        {"round": 2, "validation_by_client": [None, 0.7], "accuracy": 0.1, "accuracy_by_client": [], "mean_client_accuracy": None},
+        {"round": 3, "validation_by_client": [None, 0.7], "accuracy": 0.5, "accuracy_by_client": [], "mean_client_accuracy": None},
+    ]  # fmt: skip
+    assert selected(rounds)["selected_round"] == 2  # the first of two
+    assert selected([{"round": 1, "validation_by_client": [None]}]) == {}

@@ -9,8 +9,9 @@ import inspect
 import json
 import math
 import platform
+import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import CodeType
@@ -278,7 +279,7 @@ def _loop(
             seconds += took
             record = {
                 "round": t + 1,
-                **asdict(evaluation),
+                **{name: value for name, value in asdict(evaluation).items() if value != []},  # no validation, no list
                 **fairness(evaluation),
                 "privacy": {
                     "total_epsilon": account["total_epsilon"],
@@ -429,6 +430,28 @@ def _restore(
     return int(checkpoint["rounds"]), float(checkpoint["seconds"]), list(checkpoint.get("preparation", []))
 
 
+def selected(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The round that the validation splits choose: of the highest mean over clients, the first of several.
+
+    Args:
+        records: Of all rounds.
+
+    Returns:
+        ``selected_round``, and what that round has on the test data; nothing where no client has a validation split.
+    """
+    judged = [r for r in records if any(share is not None for share in r.get("validation_by_client", []))]
+    if not judged:
+        return {}
+    means = [statistics.fmean(share for share in r["validation_by_client"] if share is not None) for r in judged]
+    best = judged[means.index(max(means))]
+    figures = ("accuracy", "accuracy_by_client", "mean_client_accuracy")
+    return {
+        "selected_round": best["round"],
+        "selected_validation": max(means),
+        **{f"selected_{name}": best[name] for name in figures},
+    }
+
+
 def _when(record: dict[str, Any]) -> str:
     return f"round {record['round']}" if "round" in record else f"preparation, step {record['step']}"
 
@@ -473,6 +496,7 @@ def summarise(
         "loss": last["loss"],
         "best_accuracy": best["accuracy"],
         "best_round": best["round"],
+        **selected(records),
         "accuracy_by_class": last["accuracy_by_class"],
         "accuracy_by_client": last["accuracy_by_client"],
         **{name: last[name] for name in FAIRNESS},

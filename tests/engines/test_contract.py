@@ -36,7 +36,7 @@ from fedfill.models.views import weights_of
 from fedfill.privacy.ledger import public, unbounded
 from fedfill.streams import torch_stream
 from fedfill.training.aggregation import weighted_mean
-from fedfill.training.evaluation import Evaluation, gather_personal, score_all, shares
+from fedfill.training.evaluation import Evaluation, gather_personal, score_all, shares, splits_of
 from fedfill.training.local import Batch, Context, Fit, LocalTraining, Resident, fit
 from fedfill.tree import Weights
 
@@ -1041,14 +1041,14 @@ def test_personal_models_are_judged_one_by_one(start: Start, name: str) -> None:
     resident, scored = make_resident(net, CPU), []
     for client, weights in zip(federation.clients, models_of(program, server, engine), strict=True):
         resident.load(weights)
-        scored.append((score_all(resident, federation.test), score_all(resident, client.test)))
+        scored.append(tuple(score_all(resident, s) for s in (federation.test, client.test, client.validation)))
     if not isinstance(engine, FlowerEngine):
-        assert repr(found) == repr(gather_personal(scored, federation.test.labels, federation.classes))
+        assert repr(found) == repr(gather_personal(scored, splits_of(federation), federation.classes))
         return
-    correct = torch.cat([own.correct for _, own in scored])
+    correct = torch.cat([own.correct for _, own, _ in scored])
     labels = torch.cat([client.test.labels for client in federation.clients])
     assert found.accuracy == correct.double().mean().item()
-    assert found.loss == pytest.approx(torch.cat([own.losses for _, own in scored]).mean().item(), rel=1e-6)
+    assert found.loss == pytest.approx(torch.cat([own.losses for _, own, _ in scored]).mean().item(), rel=1e-6)
     assert found.accuracy_by_class == shares(correct, labels, federation.classes)
-    assert found.accuracy_by_client[:3] == [own.correct.double().mean().item() for _, own in scored[:3]]
+    assert found.accuracy_by_client[:3] == [own.correct.double().mean().item() for _, own, _ in scored[:3]]
     assert found.accuracy_by_client[3] is None

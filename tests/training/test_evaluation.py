@@ -21,13 +21,14 @@ from fedfill.training.evaluation import (
     FAIRNESS,
     Evaluation,
     Scored,
+    Splits,
     fairness,
+    gather,
     gather_personal,
     in_chunks,
     mean_loss,
     score,
     score_all,
-    summarise,
 )
 from fedfill.training.local import Resident
 from fedfill.tree import Weights
@@ -62,22 +63,40 @@ def test_score_by_hand() -> None:
     assert all(torch.equal(before[name], tensor) for name, tensor in resident.tensors.items())
 
 
+def labelled_splits(
+    test: list[int], own: list[int], held: list[int], own_sizes: tuple[int, ...], held_sizes: tuple[int, ...]
+) -> Splits:
+    """Splits of which only labels and sizes matter."""
+    labels = [torch.tensor(part, dtype=torch.int64) for part in (test, own, held)]
+    first, second, third = (Samples(torch.zeros(len(part), 1), part) for part in labels)
+    return Splits(first, second, third, own_sizes, held_sizes)
+
+
 def test_summary_by_hand() -> None:
-    test = Scored(torch.tensor([True, True, False, True]), torch.tensor([0.5, 1.0, 2.5, 0.0]))
-    own = Scored(torch.tensor([False, True, True]), torch.zeros(3))
-    result = summarise(test, torch.tensor([0, 2, 2, 2]), 4, own, torch.tensor([0, 0, 2]), 4)
+    # chunks that cross the borders of the splits: four samples of the test set, three of clients 0 and 2, two for validation
+    chunks = [
+        Scored(torch.tensor([True, True, False]), torch.tensor([0.5, 1.0, 2.5])),
+        Scored(torch.tensor([True, False, True, True, False, True]), torch.zeros(6)),
+    ]
+    result = gather(chunks, labelled_splits([0, 2, 2, 2], [0] * 3, [0] * 2, (2, 0, 1, 0), (0, 0, 1, 1)), 4)
     assert result == Evaluation(
         accuracy=0.75,
         loss=1.0,
         accuracy_by_class=[1.0, None, 2 / 3, None],
         accuracy_by_client=[0.5, None, 1.0, None],
+        validation_by_client=[None, None, 0.0, 1.0],
     )
 
 
+def test_without_a_test_set_all_own_splits_together_are_one() -> None:
+    chunks = [Scored(torch.tensor([False, True, True]), torch.tensor([3.0, 0.0, 0.0]))]
+    result = gather(chunks, labelled_splits([], [1, 1, 0], [], (2, 1), (0, 0)), 2)
+    assert result == Evaluation(2 / 3, 1.0, [1.0, 0.5], [0.5, 1.0], [])
+
+
 def test_summary_where_no_client_has_a_test_split() -> None:
-    nothing = Scored(torch.zeros(0, dtype=torch.bool), torch.zeros(0))
-    empty = torch.zeros(0, dtype=torch.int64)
-    result = summarise(Scored(torch.tensor([True]), torch.zeros(1)), torch.tensor([1]), 2, nothing, empty, 3)
+    one = Scored(torch.tensor([True]), torch.zeros(1))
+    result = gather([one], labelled_splits([1], [], [], (0, 0, 0), (0, 0, 0)), 2)
     assert result.accuracy_by_class == [None, 1.0]
     assert result.accuracy_by_client == [None, None, None]
 
@@ -128,17 +147,28 @@ def outcome(*hits: int, losses: float = 0.0) -> Scored:
 def test_personal_models_by_hand() -> None:
     # two models on four test samples: 1/4 and 3/4 are right; the third client has no test split, and class 2 is absent
     scored = [
-        (outcome(1, 0, 0, 0, losses=1.0), outcome(1, 1, 1, 0)),
-        (outcome(1, 1, 0, 1, losses=3.0), outcome(0, 1)),
-        (outcome(0, 1, 1, 0, losses=2.0), outcome()),
+        (outcome(1, 0, 0, 0, losses=1.0), outcome(1, 1, 1, 0), outcome(1)),
+        (outcome(1, 1, 0, 1, losses=3.0), outcome(0, 1), outcome()),
+        (outcome(0, 1, 1, 0, losses=2.0), outcome(), outcome(0, 1)),
     ]
-    result = gather_personal(scored, torch.tensor([0, 0, 1, 3]), 4)
+    splits = labelled_splits([0, 0, 1, 3], [0] * 6, [0] * 3, (4, 2, 0), (1, 0, 2))
+    result = gather_personal(scored, splits, 4)
     assert result.accuracy == pytest.approx((1 / 4 + 3 / 4 + 2 / 4) / 3)
     assert result.loss == 2.0
     assert result.accuracy_by_class == [pytest.approx(v) for v in ((0.5 + 1 + 0.5) / 3, 1 / 3)] + [None] + [
         pytest.approx(1 / 3)
     ]
     assert result.accuracy_by_client == [0.75, 0.5, None]
+    assert result.validation_by_client == [1.0, None, 0.5]
+
+
+def test_personal_models_by_domain_are_judged_at_home_alone() -> None:
+    scored = [
+        (outcome(), outcome(1, 1, 1, 0, losses=1.0), outcome()),
+        (outcome(), outcome(0, 1, losses=4.0), outcome()),
+    ]
+    result = gather_personal(scored, labelled_splits([], [0, 0, 1, 1, 0, 1], [], (4, 2), (0, 0)), 2)
+    assert result == Evaluation(4 / 6, 2.0, [2 / 3, 2 / 3], [0.75, 0.5], [])
 
 
 def fair(clients: list[float | None], classes: list[float | None]) -> dict[str, float | None]:

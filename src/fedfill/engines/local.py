@@ -13,14 +13,13 @@ from torch import nn
 
 from fedfill import tree
 from fedfill.data.federation import Federation
-from fedfill.data.samples import Samples
 from fedfill.engines.contract import Message
 from fedfill.engines.exchange import Answers, Average, Averaging, Outcome
 from fedfill.engines.host import Host, make_resident, warm_up
 from fedfill.errors import FedfillError
 from fedfill.privacy.ledger import Release
 from fedfill.training.aggregation import group_of
-from fedfill.training.evaluation import CHUNK, Evaluation, Scored, gather, gather_personal, score, score_all
+from fedfill.training.evaluation import CHUNK, Evaluation, Scored, gather, gather_personal, score, score_all, splits_of
 from fedfill.training.local import Resident
 from fedfill.tree import Tree, Weights
 
@@ -96,10 +95,7 @@ class LocalEngine:
         self._classes = federation.classes
         self._data = [client.train.to(device) for client in federation.clients]
         self._unlabelled = [client.unlabelled.to(device) for client in federation.clients]
-        self._test = federation.test.to(device)
-        own = [client.test for client in federation.clients]
-        self._own = Samples(torch.cat([s.inputs for s in own]), torch.cat([s.labels for s in own])).to(device)
-        self._owners = torch.repeat_interleave(torch.arange(len(own)), torch.tensor([len(s) for s in own])).to(device)
+        self._splits = splits_of(federation, device)
         self._host = Host(
             program, classes=federation.classes, initial=initial, seed=seed, device=device, timeout=timeout
         )
@@ -148,7 +144,7 @@ class LocalEngine:
         return Answers(outcomes, averaging.total())
 
     def evaluate(self, weights: Weights, t: int) -> Evaluation:
-        """Score weights on the test set and on the clients' own test splits.
+        """Score weights on the test set and on the clients' own splits for test and validation.
 
         Args:
             weights: Of the whole model.
@@ -160,7 +156,7 @@ class LocalEngine:
         """
         if getattr(self._program, "personal", False):
             return self._evaluate_personal(weights)
-        chunks = [(data, start) for data in (self._test, self._own) for start in range(0, len(data), CHUNK)]
+        chunks = [(data, start) for data in self._splits.all for start in range(0, len(data), CHUNK)]
         queue = deque(enumerate(chunks))
         scored: dict[int, Scored] = {}
 
@@ -175,12 +171,12 @@ class LocalEngine:
 
         self._run(work, queue, len(chunks))
         ordered = [scored[k] for k in range(len(chunks))]
-        return gather(ordered, self._test.labels, self._classes, self._owners, len(self._data))
+        return gather(ordered, self._splits, self._classes)
 
     def _evaluate_personal(self, weights: Weights) -> Evaluation:
         queue = deque(range(len(self._data)))
-        scored: dict[int, tuple[Scored, Scored]] = {}
-        ends = torch.bincount(self._owners, minlength=len(self._data)).cumsum(0).tolist()
+        scored: dict[int, tuple[Scored, Scored, Scored]] = {}
+        splits, places = self._splits, self._splits.places()
 
         def work(resident: Resident) -> None:
             while queue:
@@ -189,12 +185,14 @@ class LocalEngine:
                 except IndexError:
                     return
                 resident.load(self._program.personal_weights(self._states.get(i) or {}, weights))
-                own = self._own[ends[i - 1] if i else 0 : ends[i]]
-                scored[i] = score_all(resident, self._test), score_all(resident, own)
+                own, held = places[i]
+                parts = (splits.test, splits.own[own], splits.validation[held])
+                first, second, third = (score_all(resident, part) for part in parts)
+                scored[i] = first, second, third
 
         self._run(work, queue, len(self._data))
         ordered = [scored[i] for i in range(len(self._data))]
-        return gather_personal(ordered, self._test.labels, self._classes)
+        return gather_personal(ordered, splits, self._classes)
 
     def states(self) -> dict[int, Tree]:
         """The committed states of the clients that have one."""

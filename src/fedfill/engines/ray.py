@@ -44,7 +44,17 @@ from fedfill.engines.local import processors
 from fedfill.errors import ContractError, FedfillError
 from fedfill.privacy.ledger import Release
 from fedfill.training.aggregation import Mean, group_of, mean_of
-from fedfill.training.evaluation import CHUNK, Evaluation, Scored, gather, gather_personal, score, score_all
+from fedfill.training.evaluation import (
+    CHUNK,
+    Evaluation,
+    Scored,
+    Splits,
+    gather,
+    gather_personal,
+    score,
+    score_all,
+    splits_of,
+)
 from fedfill.tree import Record, Tree, Weights
 
 START = 60.0
@@ -133,13 +143,13 @@ class _Judging:
     Attributes:
         group: Which one.
         key: Of the global weights.
-        splits: Where each client's own test split begins and ends among all of them.
+        splits: Where each client's own test split, and its validation split, are among all of them.
         states: Or None, where the worker holds them.
     """
 
     group: int
     key: int
-    splits: dict[int, tuple[int, int]]
+    splits: dict[int, tuple[slice, slice]]
     states: dict[int, Bytes] | None
 
 
@@ -279,19 +289,21 @@ class Actor:
 
     def score_personal(
         self, task: _Judging, data: _Group | None, packed: Bytes,
-        inputs: Array, labels: Array, own_inputs: Array, own_labels: Array,
-    ) -> dict[int, tuple[_Outcomes, _Outcomes]]:  # fmt: skip
-        """The same of each client's own model, on the test set and on its own test split; states and models stay here."""
+        inputs: Array, labels: Array, own_inputs: Array, own_labels: Array, held_inputs: Array, held_labels: Array,
+    ) -> dict[int, tuple[_Outcomes, _Outcomes, _Outcomes]]:  # fmt: skip
+        """The same of each client's own model, on the test set and on its own splits; states and models stay here."""
         if data is not None:
             self._adopt(task.group, data, task.states or {})
         weights = self._receive([task.key], [packed])[task.key]
         test = _in_place(inputs, labels).to(self._device)
         scored = {}
-        for i, (start, end) in task.splits.items():
+        for i, (mine, held) in task.splits.items():
             state = self._states[task.group].get(i) or {}
             self._resident.load(self._program.personal_weights(state, weights))
-            own = _in_place(own_inputs[start:end], own_labels[start:end]).to(self._device)
-            scored[i] = _plain(score_all(self._resident, test)), _plain(score_all(self._resident, own))
+            own = _in_place(own_inputs[mine], own_labels[mine]).to(self._device)
+            kept = _in_place(held_inputs[held], held_labels[held]).to(self._device)
+            first, second, third = (_plain(score_all(self._resident, part)) for part in (test, own, kept))
+            scored[i] = first, second, third
         return scored
 
     def _adopt(self, group: int, data: _Group, states: Mapping[int, Bytes]) -> None:
@@ -478,6 +490,7 @@ class RayEngine:
         self._setup: Any = None
         self._data: dict[int, Any] = {}
         self._tests: list[tuple[Any, Any]] = []
+        self._splits: Splits | None = None
         self._numbers = itertools.count()
         self._workers: list[_Worker] = []
         self._undo = ExitStack()
@@ -587,7 +600,8 @@ class RayEngine:
         """
         if getattr(self._program, "personal", False):
             return self._evaluate_personal(weights)
-        sizes = (len(self._labels), len(self._owners))
+        assert self._splits is not None
+        sizes = [len(part) for part in self._splits.all]
         chunks = [(split, start) for split, size in enumerate(sizes) for start in range(0, size, CHUNK)]
         key, packed = next(self._numbers), ray.put(_pack(weights))
         scored: dict[int, Scored] = {}
@@ -601,28 +615,29 @@ class RayEngine:
 
         self._run([_Job(chunk=k) for k in range(len(chunks))], submit, finish, _once_more)
         ordered = [scored[k] for k in range(len(chunks))]
-        return gather(ordered, self._labels, self._classes, self._owners, self._clients)
+        return gather(ordered, self._splits, self._classes)
 
     def _evaluate_personal(self, weights: Weights) -> Evaluation:
         """Where the clients' states are, group by group."""
         key, packed = next(self._numbers), ray.put(_pack(weights))
-        sizes = torch.bincount(self._owners, minlength=self._clients).tolist()
-        splits = [(end - size, end) for size, end in zip(sizes, itertools.accumulate(sizes), strict=True)]
-        scored: dict[int, tuple[Scored, Scored]] = {}
+        assert self._splits is not None
+        places = self._splits.places()
+        scored: dict[int, tuple[Scored, Scored, Scored]] = {}
 
         def submit(worker: _Worker, job: _Job) -> Any:
             group = job.group
             assert group is not None
             data, states = self._missing(worker, group)
-            task = _Judging(group, key, {i: splits[i] for i in self._groups[group]}, states)
-            return worker.actor.score_personal.remote(task, data, packed, *self._tests[0], *self._tests[1])
+            task = _Judging(group, key, {i: places[i] for i in self._groups[group]}, states)
+            stored = itertools.chain.from_iterable(self._tests)
+            return worker.actor.score_personal.remote(task, data, packed, *stored)
 
-        def finish(job: _Job, result: dict[int, tuple[_Outcomes, _Outcomes]]) -> None:
-            scored.update((i, (_scored(test), _scored(own))) for i, (test, own) in result.items())
+        def finish(job: _Job, result: dict[int, tuple[_Outcomes, _Outcomes, _Outcomes]]) -> None:
+            scored.update((i, (_scored(test), _scored(own), _scored(held))) for i, (test, own, held) in result.items())
 
         self._run([_Job(group) for group in sorted(self._groups)], submit, finish, _once_more)
         ordered = [scored[i] for i in range(self._clients)]
-        return gather_personal(ordered, self._labels, self._classes)
+        return gather_personal(ordered, self._splits, self._classes)
 
     def states(self) -> dict[int, Tree]:
         """The committed states of the clients that have one."""
@@ -681,11 +696,8 @@ class RayEngine:
             )
             for group, members in self._groups.items()
         }
-        splits = [stored([federation.test]), stored([client.test for client in clients])]
-        self._tests = [(ray.put(inputs), ray.put(labels)) for inputs, labels in splits]
-        self._labels = federation.test.labels
-        own = torch.tensor([len(client.test) for client in clients])
-        self._owners = torch.repeat_interleave(torch.arange(len(clients)), own)
+        self._splits = splits_of(federation)
+        self._tests = [(ray.put(s.inputs.numpy()), ray.put(s.labels.numpy())) for s in self._splits.all]
 
     def _missing(self, worker: _Worker, group: int) -> tuple[Any, dict[int, Bytes] | None]:
         """A group's data and committed states, where a worker that is about to need them doesn't hold them."""

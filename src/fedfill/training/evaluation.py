@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from fedfill.data.federation import Federation
 from fedfill.data.samples import Samples, normalise
 from fedfill.training.local import Resident
 
@@ -31,6 +33,11 @@ class Scored:
 
     correct: Tensor
     losses: Tensor
+
+    def split(self, sizes: Sequence[int]) -> list[Scored]:
+        """These outcomes in consecutive parts."""
+        correct, losses = (torch.split(tensor, list(sizes)) for tensor in (self.correct, self.losses))
+        return [Scored(*pair) for pair in zip(correct, losses, strict=True)]
 
 
 def score(resident: Resident, samples: Samples) -> Scored:
@@ -67,6 +74,55 @@ def score_all(resident: Resident, samples: Samples) -> Scored:
 
 
 @dataclass(frozen=True)
+class Splits:
+    """What a simulation scores models on.
+
+    Attributes:
+        test: The test set; empty where the clients' own splits are all there is of it.
+        own: All clients' own test splits, one behind the other.
+        validation: All clients' validation splits.
+        own_sizes: How many samples of `own` are each client's.
+        validation_sizes: The same of `validation`.
+    """
+
+    test: Samples
+    own: Samples
+    validation: Samples
+    own_sizes: tuple[int, ...]
+    validation_sizes: tuple[int, ...]
+
+    @property
+    def all(self) -> tuple[Samples, Samples, Samples]:
+        """The three, in the order in which they are scored."""
+        return self.test, self.own, self.validation
+
+    def places(self) -> list[tuple[slice, slice]]:
+        """Where each client's samples are in `own` and in `validation`."""
+        ends = (itertools.accumulate(sizes) for sizes in (self.own_sizes, self.validation_sizes))
+        columns = zip(*ends, self.own_sizes, self.validation_sizes, strict=True)
+        return [(slice(own - n, own), slice(held - m, held)) for own, held, n, m in columns]
+
+
+def splits_of(federation: Federation, device: torch.device | str = "cpu") -> Splits:
+    """The splits of a federation. By domain, the test set is its clients' own splits, and is not scored twice.
+
+    Args:
+        federation: All clients' data.
+        device: Where the splits shall lie.
+
+    Returns:
+        Test set, own and validation splits.
+    """
+    own, held = ([getattr(client, part) for client in federation.clients] for part in ("test", "validation"))
+    test = federation.test[:0] if federation.domains and any(map(len, own)) else federation.test
+    all_own, all_held = (
+        Samples(torch.cat([s.inputs for s in parts]), torch.cat([s.labels for s in parts])).to(device)
+        for parts in (own, held)
+    )
+    return Splits(test.to(device), all_own, all_held, tuple(map(len, own)), tuple(map(len, held)))
+
+
+@dataclass(frozen=True)
 class Evaluation:
     """Accuracies and losses of one model, or of every client's own; all accuracies are shares in [0, 1].
 
@@ -76,83 +132,89 @@ class Evaluation:
     * of personal models in a simulation, the data set's too: each client's own model is scored on all of it, and the figure
       is the plain mean over clients (`gather_personal`);
     * where nobody has both, in a federation of hosts whose server has no test set, or whose models are personal and never
-      leave them: all hosts' own test splits together, each sample scored where it lies, there by its owner's model.
+      leave them, and where each client has a domain: all clients' own test splits together, each sample scored where it
+      lies, of personal models by its owner's.
 
     Attributes:
         accuracy: On the test set.
         loss: Mean cross-entropy on the test set.
         accuracy_by_class: On the test set, by class; None for a class that it lacks.
         accuracy_by_client: On each client's own test split, of its own model where there is one; None for a client without one.
+        validation_by_client: The same on each client's validation split; empty where nobody has one, or nobody looked.
     """
 
     accuracy: float
     loss: float
     accuracy_by_class: list[float | None]
     accuracy_by_client: list[float | None]
+    validation_by_client: list[float | None] = field(default_factory=list)
 
 
-def summarise(test: Scored, labels: Tensor, classes: int, own: Scored, owners: Tensor, clients: int) -> Evaluation:
-    """Accuracies by class and by client from per-sample outcomes.
-
-    Args:
-        test: Outcomes on the test set, ``[n]``.
-        labels: Labels of the test set, ``[n]``.
-        classes: Number of classes.
-        own: Outcomes on all clients' own test splits, ``[m]``.
-        owners: Whose sample each is, ``[m]``.
-        clients: Number of clients.
-
-    Returns:
-        The shares, as plain numbers.
-    """
-    return Evaluation(
-        accuracy=float(test.correct.double().mean()),
-        loss=float(test.losses.double().mean()),
-        accuracy_by_class=shares(test.correct, labels, classes),
-        accuracy_by_client=shares(own.correct, owners, clients),
-    )
-
-
-def gather(scored: Sequence[Scored], labels: Tensor, classes: int, owners: Tensor, clients: int) -> Evaluation:
+def gather(scored: Sequence[Scored], splits: Splits, classes: int) -> Evaluation:
     """Accuracies by class and by client from the outcomes of all chunks.
 
     Args:
-        scored: Those of the test set in their order, then those of all clients' own test splits.
-        labels: Labels of the test set, ``[n]``.
+        scored: Those of the three splits, in their order.
+        splits: What was scored.
         classes: Number of classes.
-        owners: Whose sample each of the clients' is, ``[m]``.
-        clients: Number of clients.
 
     Returns:
         The shares, as plain numbers.
     """
-    correct = torch.cat([part.correct for part in scored])
-    losses = torch.cat([part.losses for part in scored])
-    n = len(labels)
-    return summarise(Scored(correct[:n], losses[:n]), labels, classes, Scored(correct[n:], losses[n:]), owners, clients)
+    test, own, held = _joined(scored).split([len(part) for part in splits.all])
+    return _evaluation(test, own, held, splits, classes)
 
 
-def gather_personal(scored: Sequence[tuple[Scored, Scored]], labels: Tensor, classes: int) -> Evaluation:
+def gather_personal(scored: Sequence[tuple[Scored, Scored, Scored]], splits: Splits, classes: int) -> Evaluation:
     """Accuracies of personal models.
 
     Args:
-        scored: For each client, the outcomes of its own model on the test set, and on its own test split.
-        labels: Labels of the test set, ``[n]``.
+        scored: For each client, the outcomes of its own model on the test set, and on its own test and validation splits.
+        splits: What was scored.
         classes: Number of classes.
 
     Returns:
-        The means over clients on the test set, and each client's accuracy on its own test split.
+        The means over clients on the test set, and each client's accuracy on its own splits; without a test set the figures
+        of all own splits together.
     """
-    tests, owns = [test for test, _ in scored], [own for _, own in scored]
-    by_class = [shares(test.correct, labels, classes) for test in tests]
+    own, held = (_joined([parts[k] for parts in scored]) for k in (1, 2))
+    if not len(splits.test):
+        return _evaluation(scored[0][0], own, held, splits, classes)
+    tests = [parts[0] for parts in scored]
+    by_class = [shares(test.correct, splits.test.labels, classes) for test in tests]
     return Evaluation(
         accuracy=float(torch.stack([test.correct.double().mean() for test in tests]).mean()),
         loss=float(torch.stack([test.losses.double().mean() for test in tests]).mean()),
         accuracy_by_class=[
             None if None in column else sum(column) / len(column) for column in zip(*by_class, strict=True)
         ],
-        accuracy_by_client=[float(own.correct.double().mean()) if len(own.correct) else None for own in owns],
+        accuracy_by_client=_by_client(own, splits.own_sizes),
+        validation_by_client=_by_client(held, splits.validation_sizes) if len(splits.validation) else [],
     )
+
+
+def _evaluation(test: Scored, own: Scored, held: Scored, splits: Splits, classes: int) -> Evaluation:
+    labels = splits.test.labels
+    if not len(labels):
+        test, labels = own, splits.own.labels
+    return Evaluation(
+        accuracy=float(test.correct.double().mean()),
+        loss=float(test.losses.double().mean()),
+        accuracy_by_class=shares(test.correct, labels, classes),
+        accuracy_by_client=_by_client(own, splits.own_sizes),
+        validation_by_client=_by_client(held, splits.validation_sizes) if len(splits.validation) else [],
+    )
+
+
+def _by_client(scored: Scored, sizes: Sequence[int]) -> list[float | None]:
+    owners = torch.arange(len(sizes), device=scored.correct.device).repeat_interleave(
+        torch.tensor(sizes, device=scored.correct.device)
+    )
+    return shares(scored.correct, owners, len(sizes))
+
+
+def _joined(parts: Sequence[Scored]) -> Scored:
+    return Scored(torch.cat([part.correct for part in parts]), torch.cat([part.losses for part in parts]))
 
 
 def fairness(evaluation: Evaluation) -> dict[str, float | None]:
