@@ -323,7 +323,7 @@ def test_bytes_and_samples_by_hand(tmp_path: Path) -> None:
 def test_variances_and_the_best_round_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     accuracies = iter([0.25, 0.75, 0.75, 0.5])
 
-    def evaluate(self: LocalEngine, weights: tree.Weights) -> Evaluation:
+    def evaluate(self: LocalEngine, weights: tree.Weights, t: int) -> Evaluation:
         return Evaluation(next(accuracies), 1.0, [0.5, 1.0, *[None] * 8], [0.2, None, 0.4, 0.6])
 
     monkeypatch.setattr(LocalEngine, "evaluate", evaluate)
@@ -343,7 +343,7 @@ def test_no_own_test_split_is_null_and_not_zero(tmp_path: Path) -> None:
 
 def test_a_loss_that_is_no_number_is_divergence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        LocalEngine, "evaluate", lambda self, weights: Evaluation(0.1, math.nan, [None] * 10, [None] * 4)
+        LocalEngine, "evaluate", lambda self, weights, t: Evaluation(0.1, math.nan, [None] * 10, [None] * 4)
     )
     with pytest.raises(FedfillError, match=r"diverged: after round 1 the loss on the test set is nan"):
         fedfill.run("fedavg", **TINY, out=tmp_path)

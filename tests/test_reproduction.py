@@ -113,6 +113,22 @@ def test_figures_of_other_data_are_left_out(folder: Path, tmp_path: Path) -> Non
     assert len(found.others) == 2
 
 
+def test_a_table_compares_single_clients(folder: Path, tmp_path: Path) -> None:
+    text = TABLE.replace('figures = ["best_accuracy"]', 'figures = ["client:1", "selected_client:0", "client:7"]')
+    text = text.replace("[options]", '[titles]\n"client:1" = "the second"\n\n[options]\nclient_validation = 0.2')
+    (folder / "table.toml").write_text(text.replace("best_accuracy = 0.5", '"client:1" = 0.5'))
+    found = reproduce(folder, out=tmp_path / "runs", only=["FedAvg"], seeds=[0])
+    (summary,) = (json.loads(path.read_text()) for path in tmp_path.glob("runs/table/*/summary.json"))
+    ours, chosen = summary["accuracy_by_client"][1], summary["selected_accuracy_by_client"][0]
+    lines = markdown(found).splitlines()
+    assert "| the second: paper | ours | difference |" in lines[0]
+    assert lines[2].startswith(
+        f"| FedAvg | 0.5000 | {ours:.4f} | {ours - 0.5:+.4f} | – | {chosen:.4f} | – | – | – | – |"
+    )
+    again = reproduce(folder, out=tmp_path / "runs", only=["FedAvg"], seeds=[0])
+    assert markdown(again) == markdown(found)
+
+
 def test_the_committed_tables_are_sound() -> None:
     """Every table of the repository can be read, and its README shows exactly its results."""
     folders = sorted(path.parent for path in (Path(__file__).parents[1] / "experiments").glob("*/table.toml"))

@@ -58,6 +58,12 @@ DataDir = Annotated[
 DataFraction = Annotated[
     float | None, typer.Option(help="Share of the training set that is used, of each domain alike. [default: 1.0]")
 ]
+DomainFractions = Annotated[
+    str | None,
+    typer.Option(
+        help="Shares of single domains in place of --data-fraction, such as svhn=0.2,mnist_m=0.14. [default: none]"
+    ),
+]
 ImageSize = Annotated[
     int | None,
     typer.Option(
@@ -80,7 +86,7 @@ ClientValidation = Annotated[
     typer.Option(help="Share of what is left of each client's samples that is kept for validation. [default: none]"),
 ]
 LabelledPerClient = Annotated[
-    int | None, typer.Option(help="How many of each client's training samples keep their labels. [default: all]")
+    int | None, typer.Option(help="How many of each client's training samples keep their labels; none: all. [default: none]")
 ]
 Participation = Annotated[float | None, typer.Option(help="Share of the clients in a round. [default: 1.0]")]
 Rounds = Annotated[int | None, typer.Option(help="Number of rounds. [default: 50]")]
@@ -158,6 +164,7 @@ def run(
     data: Data = None,
     data_dir: DataDir = None,
     data_fraction: DataFraction = None,
+    domain_fractions: DomainFractions = None,
     image_size: ImageSize = None,
     partition: Partition = None,
     clients: Clients = None,
@@ -202,6 +209,7 @@ def rehearse(
     data: Data = None,
     data_dir: DataDir = None,
     data_fraction: DataFraction = None,
+    domain_fractions: DomainFractions = None,
     image_size: ImageSize = None,
     partition: Partition = None,
     clients: Clients = None,
@@ -313,6 +321,7 @@ def compare(
     data: Data = None,
     data_dir: DataDir = None,
     data_fraction: DataFraction = None,
+    domain_fractions: DomainFractions = None,
     image_size: ImageSize = None,
     partition: Partition = None,
     clients: Clients = None,
@@ -415,6 +424,7 @@ def partition(
     data: Data = None,
     data_dir: DataDir = None,
     data_fraction: DataFraction = None,
+    domain_fractions: DomainFractions = None,
     image_size: ImageSize = None,
     partition: Partition = None,
     clients: Clients = None,

@@ -144,6 +144,7 @@ def divide(experiment: Experiment, *, data: Any = None, partition: Any = None) -
         labelled_per_client=experiment.labelled_per_client,
         client_validation=experiment.client_validation,
         image_size=experiment.image_size,
+        domain_fractions=experiment.domain_fractions,
     )
 
 

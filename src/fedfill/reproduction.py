@@ -28,9 +28,21 @@ from fedfill.settings import whole_numbers
 from fedfill.training.evaluation import FAIRNESS
 
 BEGIN, END = "<!-- figures: written by fedfill reproduce -->", "<!-- end of figures -->"
-FIGURES = ("accuracy", "best_accuracy", *FAIRNESS)
-"""What a table may compare."""
-KEPT = (*FIGURES, "best_round", "bytes_up", "bytes_down", "seconds", "machine", "weights_sha256")
+FIGURES = ("accuracy", "best_accuracy", *FAIRNESS, "selected_accuracy", "selected_mean_client_accuracy")
+"""What a table may compare, beside ``client:K`` and ``selected_client:K``, the accuracy on client K's own test split."""
+LISTS = {"client": "accuracy_by_client", "selected_client": "selected_accuracy_by_client"}
+REQUIRED = (
+    "accuracy",
+    "best_accuracy",
+    *FAIRNESS,
+    "best_round",
+    "bytes_up",
+    "bytes_down",
+    "seconds",
+    "machine",
+    "weights_sha256",
+)
+KEPT = (*REQUIRED, "selected_accuracy", "selected_mean_client_accuracy", "selected_round", *LISTS.values())
 
 
 class TableRow(BaseModel):
@@ -61,6 +73,8 @@ class TableFile(BaseModel):
     """Which figures of summary.json the paper reports, the first of them first."""
     seeds: list[int] = Field(default_factory=lambda: [0, 1, 2], min_length=1)
     """Seeds that are run where none are asked for."""
+    titles: dict[str, str] = Field(default_factory=dict)
+    """Words for figures, in place of their names."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Options of all rows."""
     rows: list[TableRow] = Field(min_length=1)
@@ -166,7 +180,7 @@ def reproduce(
             prepared = arranged(row.name, seed)
             place = Path(out) / folder.name / f"{_slug(row.name)}-seed{seed}-{prepared.digest[:8]}"
             result = launch(prepared, place, on_run(row.name, seed) if on_run else None)
-            figures = {name: result.summary[name] for name in KEPT}
+            figures = {name: result.summary.get(name) for name in KEPT}
             entries[row.name, seed] = Entry(row.name, seed, prepared.digest, figures)
             found = Reproduction(folder, content, tuple(entries.values()), tuple(others))
             write(found)
@@ -181,12 +195,15 @@ def _check(table: TableFile, only: Sequence[str]) -> None:
     for name in only:
         if name not in names:
             raise FedfillError(f"only: found '{name}'; {did_you_mean(name, names)}")
-    for name in [*table.figures, *(figure for row in table.rows for figure in row.paper)]:
-        if name not in FIGURES:
+    for name in [*table.figures, *table.titles, *(figure for row in table.rows for figure in row.paper)]:
+        if name not in FIGURES and not _OF_CLIENT.fullmatch(name):
             raise FedfillError(f"figures: found '{name}'; {did_you_mean(name, FIGURES)}")
     for given in (table.options, *(row.options for row in table.rows)):
         for name in given.keys() & {"seed", "algorithm", "engine", *INCIDENTAL}:
             raise FedfillError(f"options: found '{name}', which no table may set; leave it out")
+
+
+_OF_CLIENT = re.compile(r"(selected_client|client):(\d+)")
 
 
 def find_table(table: str | Path) -> Path:
@@ -220,7 +237,11 @@ def write(found: Reproduction) -> None:
     """
     order = {row.name: k for k, row in enumerate(found.table.rows)}
     entries = sorted(found.entries, key=lambda entry: (order[entry.row], entry.seed))
-    document = [{"row": e.row, "seed": e.seed, "digest": e.digest, **e.figures} for e in (*entries, *found.others)]
+    document = [
+        {"row": e.row, "seed": e.seed, "digest": e.digest}
+        | {name: value for name, value in e.figures.items() if value is not None or name in REQUIRED}
+        for e in (*entries, *found.others)
+    ]
     write_atomically(found.folder / "results.json", (json.dumps(document, indent=1) + "\n").encode())
     head, tail = _frame(found.folder, found.table)
     write_atomically(found.folder / "README.md", f"{head}{BEGIN}\n{markdown(found)}{END}{tail}".encode())
@@ -246,9 +267,12 @@ def markdown(found: Reproduction) -> str:
     Returns:
         Its lines; accuracies are shares, ± is the standard deviation over seeds.
     """
-    heads = [f"{_title(name)}: paper | ours | difference" for name in found.table.figures]
+    titles = {
+        name: found.table.titles.get(name, _title(name)) for name in (*found.table.figures, "accuracy", "best_accuracy")
+    }
+    heads = [f"{titles[name]}: paper | ours | difference" for name in found.table.figures]
     others = [name for name in ("accuracy", "best_accuracy") if name not in found.table.figures]
-    columns = ["", *heads, *(_title(name) for name in others), "seeds", "MB up + down", "seconds", "machine"]
+    columns = ["", *heads, *(titles[name] for name in others), "seeds", "MB up + down", "seconds", "machine"]
     width = 1 + 3 * len(heads) + len(others) + 4
     lines = ["| " + " | ".join(columns) + " |", "|---" * width + "|"]
     for row in found.table.rows:
@@ -282,16 +306,25 @@ def _number(value: float, figure: str, sign: str = "") -> str:
     return f"{value:{sign}.1f}" if figure.endswith("variance") else f"{value:{sign}.4f}"
 
 
+def _value(run: Entry, figure: str) -> float | None:
+    of_client = _OF_CLIENT.fullmatch(figure)
+    if of_client is None:
+        return run.figures.get(figure)
+    values = run.figures.get(LISTS[of_client[1]]) or []
+    return values[int(of_client[2])] if int(of_client[2]) < len(values) else None
+
+
 def _mean(runs: Sequence[Entry], figure: str) -> float | None:
-    values = [run.figures[figure] for run in runs]
-    return None if not values or None in values else statistics.fmean(values)
+    values = [value for run in runs if (value := _value(run, figure)) is not None]
+    return statistics.fmean(values) if values and len(values) == len(runs) else None
 
 
 def _spread(runs: Sequence[Entry], figure: str) -> str:
     mean = _mean(runs, figure)
     if mean is None:
         return "–"
-    deviation = statistics.stdev(run.figures[figure] for run in runs) if len(runs) > 1 else None
+    values = [value for run in runs if (value := _value(run, figure)) is not None]
+    deviation = statistics.stdev(values) if len(values) > 1 else None
     return _number(mean, figure) + ("" if deviation is None else f" ± {_number(deviation, figure)}")
 
 
@@ -302,7 +335,13 @@ def _read(folder: Path) -> list[Entry]:
     try:
         document = json.loads(path.read_text())
         return [
-            Entry(item["row"], item["seed"], item["digest"], {name: item[name] for name in KEPT}) for item in document
+            Entry(
+                item["row"],
+                item["seed"],
+                item["digest"],
+                {**{name: item.get(name) for name in KEPT}, **{name: item[name] for name in REQUIRED}},
+            )
+            for item in document
         ]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise FedfillError(

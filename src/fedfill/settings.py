@@ -27,6 +27,8 @@ class Experiment(BaseModel):
     """Folder with data sets as Parquet, images or CSV; none: the environment variable FEDFILL_DATA."""
     data_fraction: float = Field(default=1.0, gt=0, le=1)
     """Share of the training set that is used, of each class and domain alike."""
+    domain_fractions: str | None = None
+    """Shares of single domains, such as ``svhn=0.2,mnist_m=0.14``, in place of `data_fraction`."""
     image_size: int | None = Field(default=None, ge=1, le=4096)
     """Pixels to a side to which every image is brought, in colour; none: images stay as they are stored."""
     partition: str = "dirichlet:0.5"

@@ -385,6 +385,17 @@ def test_a_fraction_of_each_domain() -> None:
     assert "Data fraction 0.1: 12 of 120 training samples, stratified by class and domain." in make(fraction=0.1).notes
 
 
+def test_domains_with_fractions_of_their_own() -> None:
+    whole = [set(numbers(c.train)) for c in make(fraction=0.1).clients]
+    federation = make(fraction=0.1, domain_fractions="air=0.5, land=1")
+    parts = [set(numbers(c.train)) for c in federation.clients]
+    assert [len(part) for part in parts] == [4, 10, 60]
+    assert parts[0] == whole[0]  # the others' shares don't change it
+    assert all(Counter(n % 2 for n in part) == {0: len(part) / 2, 1: len(part) / 2} for part in parts)
+    assert "Shares of their own: air 0.5, land 1." in federation.notes
+    assert [len(c.train) for c in make(domain_fractions="sea=0.25").clients] == [10, 20, 60]
+
+
 def test_other_partitions_take_all_domains_as_one_pool() -> None:
     federation = make(partition="iid", clients=3)
     assert federation.domains == ()
@@ -437,6 +448,18 @@ def test_pooled_keeps_what_the_domains_are_tested_on() -> None:
         ({"partition": "iid"}, "^clients: a number is needed to divide the data by 'iid'$"),
         ({"client_validation": 0.6}, "^client_validation: found 0.6, but a share from 0 to 0.5 is needed$"),
         ({"image_size": 32}, "^image_size: found 32, but data from Python keep their shape"),
+        ({"domain_fractions": "see=0.5"}, "^domain_fractions: found 'see=0.5'; did you mean 'sea'"),
+        ({"domain_fractions": "sea=2"}, "^domain_fractions: found 'sea=2'; allowed: NAME=SHARE"),
+        ({"domain_fractions": "sea"}, "^domain_fractions: found 'sea'; allowed: NAME=SHARE"),
+        ({"domain_fractions": "sea=nan"}, "^domain_fractions: found 'sea=nan'; allowed: NAME=SHARE"),
+        (
+            {"domain_fractions": "sea=0.5", "data": (floats(0, 20), [0, 1] * 10), "partition": "iid", "clients": 2},
+            "^domain_fractions: found 'sea=0.5'; these data have no domains$",
+        ),
+        (
+            {"domain_fractions": "sea=0.5", "data": [*by_domain().values()], "partition": None},
+            "^domain_fractions: found 'sea=0.5' with a list of data sets, which have no domains$",
+        ),
         ({"data": "digits", "image_size": 0}, "^image_size: found 0, but a whole number of at least 1 is needed$"),
     ],
 )  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,7 +16,7 @@ from fedfill.data import partitions, sources
 from fedfill.data.partitions import Indices, Partitioner, hold_out, keep_labels, set_aside
 from fedfill.data.samples import Samples
 from fedfill.data.sources import Source
-from fedfill.errors import FedfillError
+from fedfill.errors import FedfillError, did_you_mean
 from fedfill.streams import numpy_stream
 
 
@@ -144,6 +145,7 @@ def federate(
     labelled_per_client: int | None = None,
     client_validation: float | None = None,
     image_size: int | None = None,
+    domain_fractions: str | None = None,
 ) -> Federation:
     """Load a data set and divide it among clients.
 
@@ -166,6 +168,7 @@ def federate(
         client_validation: The share of what is left of each client's training samples, stratified by class, that is kept for
             validation, 0..0.5; None: none.
         image_size: Pixels to a side to bring every image of data by name to, in colour; None: as they are.
+        domain_fractions: Shares of single domains in place of `fraction`, such as ``"svhn=0.2,mnist_m=0.14"``.
 
     Returns:
         The federation.
@@ -191,12 +194,23 @@ def federate(
         )
     source = sources.load(data, data_dir, image_size) if isinstance(data, str) else sources.from_python(data)
     if isinstance(source, list):
+        if domain_fractions:
+            raise FedfillError(
+                f"domain_fractions: found '{domain_fractions}' with a list of data sets, which have no domains"
+            )
         return _given(source, fraction, clients, seed, labelled_per_client, client_validation)
     train, domains = source.train, source.domains.train if source.domains is not None else None
-    if fraction < 1:
+    own = _fractions(domain_fractions, source)
+    if fraction < 1 or own:
         labels = train.labels.numpy()
         strata = labels if domains is None else labels + len(source.class_names) * domains
-        chosen = _part(strata, fraction, numpy_stream(seed, "fraction"))
+        chosen = _part(strata, fraction, numpy_stream(seed, "fraction")) if fraction < 1 else np.arange(len(labels))
+        if domains is not None and own:
+            shares_of = [chosen[~np.isin(domains[chosen], list(own))]]
+            for home, share in own.items():
+                mine = np.flatnonzero(domains == home)
+                shares_of.append(mine[_part(labels[mine], share, numpy_stream(seed, "fraction of a domain", home))])
+            chosen = np.sort(np.concatenate(shares_of))
         train, domains = _take(train, chosen), None if domains is None else domains[chosen]
     parts, how = _divide(partition, train.labels.numpy(), clients, seed, domains)
     homes = [int(domains[part[0]]) for part in parts] if domains is not None and _by_domain(partition) else []
@@ -216,6 +230,9 @@ def federate(
             f"Data fraction {fraction:g}: {len(train):,} of {len(source.train):,} training samples, stratified by "
             f"class{'' if domains is None else ' and domain'}."
         )
+    if own and source.domains is not None:
+        shares = ", ".join(f"{source.domains.names[home]} {share:g}" for home, share in own.items())
+        notes.append(f"Shares of their own: {shares}.")
     if len(left := train.labels) > sum(map(len, parts)):
         notes.append(f"The partition left out {len(left) - sum(map(len, parts)):,} of {len(left):,} training samples.")
     if homes:
@@ -338,6 +355,27 @@ def _divide(
     raise FedfillError(
         f"partition: a spec such as 'dirichlet:0.5' or a flwr_datasets partitioner is needed, but {found}"
     )
+
+
+def _fractions(text: str | None, source: Source) -> dict[int, float]:
+    """The share of each domain that is named, by its index."""
+    found: dict[int, float] = {}
+    for pair in filter(None, (text or "").split(",")):
+        name, _, share = (part.strip() for part in pair.partition("="))
+        names = source.domains.names if source.domains is not None else ()
+        if name not in names:
+            known = did_you_mean(name, names) if names else "these data have no domains"
+            raise FedfillError(f"domain_fractions: found '{pair}'; {known}")
+        try:
+            value = float(share)
+        except ValueError:
+            value = math.nan
+        if not 0 < value <= 1:
+            raise FedfillError(
+                f"domain_fractions: found '{pair}'; allowed: NAME=SHARE with a share above 0 and up to 1"
+            )
+        found[names.index(name)] = value
+    return found
 
 
 def _part(strata: Indices, fraction: float, rng: np.random.Generator) -> Indices:
