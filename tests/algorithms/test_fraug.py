@@ -120,6 +120,17 @@ def test_prototypes_of_classes_that_were_not_seen_never_train_the_head():
         assert len(made) == len(wanted) == 4  # 8 labels of all four classes in turn, half of which were seen
 
 
+def test_nor_do_they_train_the_transformation():
+    trained = []
+    for unseen in (0.0, 1e3):
+        update = update_of()
+        update.classification(INPUTS, LABELS)
+        update.prototypes[2:] = unseen
+        update.generation(INPUTS, LABELS)
+        trained.append(tree.sha256(weights_of(update.rtnet)))
+    assert len(set(trained)) == 1
+
+
 def test_embeddings_are_bases_with_weighted_residuals():
     update = update_of()
     update.generator.eval()

@@ -25,7 +25,7 @@ from fedfill.synthesis.embeddings import (
 
 
 def column(*values: float) -> Tensor:
-    return torch.tensor(values)[:, None]
+    return torch.tensor(values, dtype=torch.float32)[:, None]
 
 
 def slow_mmd(a: list[list[float]], b: list[list[float]]) -> float:
@@ -210,3 +210,15 @@ def test_initial_weights_are_distributed_as_torchs_and_come_from_the_stream_alon
             assert not torch.equal(tensor, other[name])
         else:
             assert torch.equal(tensor, plain[name])  # batch norm begins as the identity
+
+
+def test_mmd_of_large_sets_far_from_zero_is_that_of_all_differences():
+    draws = torch_stream(0, "large")
+    a, b = 100 + torch.randn(64, 512, generator=draws), 100.2 + torch.randn(64, 512, generator=draws)
+    joint = torch.cat([a, b]).double()
+    distances = (joint[:, None] - joint[None]).square().sum(2)
+    bandwidth = distances.sum() / (128 * 127) / 4
+    kernel = sum(torch.exp(-distances / (bandwidth * 2**i)) for i in range(5))
+    assert isinstance(kernel, Tensor)
+    expected = kernel[:64, :64].mean() + kernel[64:, 64:].mean() - 2 * kernel[:64, 64:].mean()
+    assert mmd(a, b).item() == pytest.approx(expected.item(), rel=1e-3)
