@@ -86,7 +86,8 @@ ClientValidation = Annotated[
     typer.Option(help="Share of what is left of each client's samples that is kept for validation. [default: none]"),
 ]
 LabelledPerClient = Annotated[
-    int | None, typer.Option(help="How many of each client's training samples keep their labels; none: all. [default: none]")
+    int | None,
+    typer.Option(help="How many of each client's training samples keep their labels; none: all. [default: none]"),
 ]
 Participation = Annotated[float | None, typer.Option(help="Share of the clients in a round. [default: 1.0]")]
 Rounds = Annotated[int | None, typer.Option(help="Number of rounds. [default: 50]")]

@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+import fedfill
 from fedfill.data import sources
 from fedfill.data.federation import federate
 from fedfill.data.hosts import Task, load_host
@@ -157,3 +158,31 @@ def test_what_a_table_is_not(folder: Path) -> None:
     (folder / "loose.csv").write_text("x,label\n1,a\n")
     with pytest.raises(FedfillError, match=r"data: 'lose\.csv' is unknown; did you mean 'loose.csv'"):
         load("lose.csv", folder)
+
+
+@pytest.mark.parametrize("name", ["fraug", "fedbn"])
+def test_two_regions_whose_people_differ(tmp_path: Path, name: str) -> None:
+    """What is asked for is learnt from a table of numbers and words, with a personal model in each region."""
+    rng = np.random.default_rng(0)
+    lines = []
+    for k in range(240):
+        domain, label = ("north", "south")[k % 2], ("no", "yes")[(k // 2) % 2]
+        # the same question at another level in each region
+        age = rng.normal((20, 60)[k % 2] + 8 * (label == "yes"), 2)
+        lines.append(
+            f"{age:.3f},{('cook', 'vet')[rng.integers(2)]},{label},{domain},{('true', 'false')[rng.integers(2)]}"
+        )
+    write(tmp_path / "people" / "train.csv", lines[:160])
+    write(tmp_path / "people" / "test.csv", lines[160:])
+    own = {"local_steps": 10} if name == "fraug" else {"local_epochs": 3, "learning_rate": 0.05, "optimizer": "sgd"}
+    options = {
+        "data": "people",
+        "data_dir": tmp_path,
+        "partition": "domain",
+        "model": "auto",
+        "batch_size": 16,
+        "rounds": 12,
+    }
+    result = fedfill.run(name, **options, **own, out=tmp_path / "run")
+    assert len(result.summary["accuracy_by_client"]) == 2
+    assert min(result.summary["accuracy_by_client"]) > 0.85

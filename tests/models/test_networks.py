@@ -163,8 +163,10 @@ def test_kinds() -> None:
 @pytest.mark.parametrize(
     "shape", [(8, 8), (1, 30, 30), (1, 28, 27), (2, 8, 8), (1, 2, 8, 8), (64,), (), (1, 0, 0), (3, 8, 0)]
 )
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "mlp"])
 def test_a_wrong_shape_gives_a_sentence(shape: tuple[int, ...], name: str) -> None:
+    if name == "auto" and len(shape) == 1:
+        return  # a row of numbers
     with pytest.raises(FedfillError, match=r"^model: .*multiples of [48], found shape") as caught:
         make(shape, name=name)
     assert "\n" not in str(caught.value)
@@ -359,3 +361,11 @@ def test_training_moves_the_running_statistics_and_evaluation_leaves_them(name: 
     assert len(buffers) == 3 * len(layers(model, nn.BatchNorm1d, nn.BatchNorm2d))
     assert all(not torch.equal(start[key], end[key]) for key in buffers)
     assert all(p.grad is not None and bool(p.grad.isfinite().all()) for p in model.parameters())
+
+
+def test_two_hidden_layers_for_rows_of_numbers() -> None:
+    net = build("auto", (7,), 3, ModelSettings(), seed=0)
+    counted = (7 * 128 + 128) + 2 * 128 + (128 * 64 + 64) + 2 * 64 + (64 * 3 + 3)
+    assert sum(p.numel() for p in net.parameters()) == counted
+    assert net(torch.zeros(5, 7)).shape == (5, 3)
+    assert build("mlp", (3, 5, 6), 3, ModelSettings(), seed=0)(torch.zeros(5, 3, 5, 6)).shape == (5, 3)

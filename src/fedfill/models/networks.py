@@ -13,6 +13,7 @@ Widths of FedDPMS's: ``paper`` follows the tables (convolution, ReLU); ``wide`` 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection
 from functools import partial
 from typing import Literal
@@ -26,13 +27,14 @@ from fedfill.models.layers import Dropout, Gaussian
 from fedfill.models.residual import resnet18
 
 NAMES = {
-    "auto": "the FedDPMS paper's network for the images' shape: cnn2 for grey images, cnn4 for colour",
+    "auto": "the FedDPMS paper's network for the images' shape: cnn2 for grey images, cnn4 for colour; mlp for rows of numbers",
     "cnn2": "two 3x3 convolutions with 2x2 pooling, a latent layer, a linear classifier (supplement, FMNIST column)",
     "cnn4": "four 3x3 convolutions with 2x2 pooling, a latent layer, a linear classifier (supplement, CIFAR column)",
     "cnn2bn": "the Fed-ZDA paper's: two convolutions with batch norm and pooling, and a linear classifier; two hidden layers for colour",
     "cnn2fc": "the SDA-FL paper's for grey images: two convolutions with pooling, a hidden layer, a linear classifier; widths of McMahan et al.",
     "cnn2fc-small": "cnn2fc at a smaller size: 16 and 32 channels, 128 hidden units",
     "digits6": "the FRAug paper's for digits: three 5x5 convolutions and two hidden layers with batch norm, a linear classifier",
+    "mlp": "two hidden layers of 128 and 64 with batch norm, and a linear classifier, for inputs of any shape: tables above all",
     "resnet18": "the SDA-FL paper's for colour images: ResNet-18 with a 3x3 convolution in front, as usual for CIFAR; stem=imagenet: FRAug's",
 }
 
@@ -170,7 +172,7 @@ def build(
 
     Args:
         name: A name of `NAMES`.
-        shape: (channels, height, width) of one image; the sides are multiples of 4, of 8 for ``resnet18``.
+        shape: (channels, height, width) of one image; the sides are multiples of 4, of 8 for ``resnet18``. Any for ``mlp``.
         classes: Number of classes, at least 2.
         settings: Width, latent size and activation; `fedfill.models.pretrained` is for ``weights``.
         needs: Parts that the algorithm needs; ``decoder`` and ``projection`` are made on request.
@@ -184,8 +186,13 @@ def build(
     """
     if name not in NAMES:
         raise FedfillError(f"model: unknown name '{name}'; {did_you_mean(name, NAMES)}")
+    if name == "auto" and len(shape) == 1:
+        name = "mlp"
     multiple = 8 if name == "resnet18" else 4
-    if len(shape) != 3 or min(shape) < 1 or shape[1] % multiple or shape[2] % multiple or shape[0] not in (1, 3):
+    image = (
+        len(shape) == 3 and min(shape) > 0 and shape[0] in (1, 3) and not (shape[1] % multiple or shape[2] % multiple)
+    )
+    if not image and name != "mlp":
         raise FedfillError(
             f"model: '{name}' takes images of 1 or 3 channels with sides that are multiples of {multiple}, found shape {list(shape)}; "
             "give a torch.nn.Module of your own from Python"
@@ -324,11 +331,22 @@ def _digits6(shape: tuple[int, ...]) -> tuple[nn.Module, int]:
     return nn.Sequential(*layers), features
 
 
+def _mlp(shape: tuple[int, ...]) -> tuple[nn.Module, int]:
+    """Hidden layers for inputs of any shape, flattened."""
+    layers: list[nn.Module] = [nn.Flatten()]
+    features = math.prod(shape)
+    for hidden in (128, 64):
+        layers += [nn.Linear(features, hidden), nn.BatchNorm1d(hidden), nn.ReLU()]
+        features = hidden
+    return nn.Sequential(*layers), features
+
+
 _ENCODERS: dict[str, Callable[[tuple[int, ...]], tuple[nn.Module, int]]] = {
     "cnn2bn": _cnn2bn,
     "cnn2fc": partial(_cnn2fc, plan=(32, 64), features=512),
     "cnn2fc-small": partial(_cnn2fc, plan=(16, 32), features=128),
     "digits6": _digits6,
+    "mlp": _mlp,
     "resnet18": lambda shape: (resnet18(shape[0]), 512),
     "resnet18-imagenet": lambda shape: (resnet18(shape[0], stem="imagenet"), 512),
 }
