@@ -5,12 +5,14 @@ import math
 
 import pytest
 import torch
+from pydantic import ValidationError
 
 from fedfill.data.samples import Samples
 from fedfill.errors import FedfillError
+from fedfill.privacy.accountant import sampled_epsilon
 from fedfill.privacy.ledger import Ledger
 from fedfill.synthesis import gan
-from fedfill.synthesis.gan import Critic, GANSettings, Generator
+from fedfill.synthesis.gan import Critic, GANOptions, GANSettings, Generator
 from fedfill.tree import from_bytes, to_bytes
 
 SMALL = GANSettings(latent=5, width=4, batch_size=8, critic_steps=2, learning_rate=1e-3)
@@ -241,3 +243,10 @@ def test_torchs_global_generator_is_left_alone():
     made = gan.train(gan.start((1, 8, 8), SMALL, stream()), blobs(), 1, SMALL, stream(1), stream(2))
     gan.generate(made, 3, blobs(), SMALL, stream(3))
     assert torch.equal(torch.random.get_rng_state(), before)
+
+
+def test_a_delta_at_the_accountants_rounding_is_refused_and_one_that_is_allowed_can_be_accounted() -> None:
+    with pytest.raises(ValidationError, match="target_delta"):
+        GANOptions(target_delta=1e-13)
+    delta = GANOptions(target_delta=1e-12).target_delta
+    assert math.isfinite(sampled_epsilon(2.5, 64 / 6000, 90_000, delta))

@@ -105,8 +105,8 @@ class GANOptions(BaseModel):
     """With noise=dpsgd: largest norm of one image's gradient."""
     target_epsilon: float = Field(default=10.0, gt=0, allow_inf_nan=False)
     """With noise=dpsgd: epsilon of the whole pre-training for one image that is added or removed; with paper_eq3 the epsilon of that equation."""
-    target_delta: float = Field(default=1e-5, gt=0, lt=1)
-    """Delta of `target_epsilon`."""
+    target_delta: float = Field(default=1e-5, ge=1e-12, lt=1)
+    """Delta of `target_epsilon`; the accountant's own rounding is below 1e-14, so it tells nothing of less than 1e-12."""
 
     def gan(self, classes: int = 0) -> GANSettings:
         """How the GANs are built and trained.
