@@ -36,6 +36,8 @@ class Algorithm(BaseModel):
     """Whether clients are evaluated with models of their own: those of `personal_weights`."""
     pooled: ClassVar[bool] = False
     """Whether all training data lie in one place, with client 0; the own test splits stay with their clients."""
+    unlabelled: ClassVar[bool] = False
+    """Whether there is nothing to do without samples that have no label."""
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     """Settings by data set that stand in for the defaults, where the paper has others for each data set."""
 

@@ -79,6 +79,11 @@ def prepare(
     model_settings = checked(ModelSettings, models, "model setting")
     if federation is None:
         federation = divide(experiment, data=data, partition=partition)
+    at_hand = any(len(client.train) for client in federation.clients)
+    if kind.unlabelled and at_hand and not any(len(client.unlabelled) for client in federation.clients):
+        raise FedfillError(
+            f"labelled_per_client: found no client with samples without labels, which {kind.name} needs; allowed: fewer labels than a client has samples"
+        )
     if kind.pooled:
         federation = federation.pooled()
     if kind.personal and experiment.engine == "flower":

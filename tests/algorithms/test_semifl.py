@@ -250,8 +250,9 @@ def test_slips(tmp_path: Path):
     for setting, value in (("server_momentum", 1), ("server_learning_rate", 0), ("unlabelled_batch_size", 1)):
         with pytest.raises(FedfillError, match=f"{setting}: found '?{value}'?; allowed"):
             checked(SemiFL, {setting: value})
-    with pytest.raises(FedfillError, match="labelled_per_client: found no client with samples that have no label"):
-        fedfill.run("semifl", clients=2, rounds=1, data_fraction=0.1, out=tmp_path)
+    with pytest.raises(FedfillError, match="labelled_per_client: found no client with samples without labels"):
+        fedfill.run("semifl", clients=2, rounds=1, data_fraction=0.1, out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 SAMPLE = bars(1, [0], 0)

@@ -451,6 +451,8 @@ def test_pooled_keeps_what_the_domains_are_tested_on() -> None:
         ({"domain_fractions": "see=0.5"}, "^domain_fractions: found 'see=0.5'; did you mean 'sea'"),
         ({"domain_fractions": "sea=2"}, "^domain_fractions: found 'sea=2'; allowed: NAME=SHARE"),
         ({"domain_fractions": "sea"}, "^domain_fractions: found 'sea'; allowed: NAME=SHARE"),
+        ({"domain_fractions": "sea=0.5,sea=0.2"}, "^domain_fractions: found 'sea' twice; allowed: once$"),
+        ({"domain_fractions": ","}, "^domain_fractions: found ''; allowed: "),
         ({"domain_fractions": "sea=nan"}, "^domain_fractions: found 'sea=nan'; allowed: NAME=SHARE"),
         (
             {"domain_fractions": "sea=0.5", "data": (floats(0, 20), [0, 1] * 10), "partition": "iid", "clients": 2},

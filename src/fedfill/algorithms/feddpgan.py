@@ -18,6 +18,7 @@ from fedfill.algorithms.fedavg import FedAvg, Update
 from fedfill.data.samples import Samples
 from fedfill.engines.contract import Client, Message, Server, client_handler
 from fedfill.errors import FedfillError
+from fedfill.privacy.ledger import public
 from fedfill.synthesis import gan
 from fedfill.synthesis.gan import GAN, GANOptions
 from fedfill.tree import Tree, Weights
@@ -117,8 +118,11 @@ class FedDPGAN(GANOptions, FedAvg):
             GAN(message.generator, message.critic, None, None, 0), client.data, steps, settings, draws,
             client.noise("gan noise"), multiplier, client.check,
         )  # fmt: skip
-        for name in ("generator", "critic"):
-            client.release(name, gan.released(f"the client's {name}", settings, real, steps, multiplier))
+        client.release("critic", gan.released("the client's critic", settings, real, steps, multiplier))
+        if self.noise == "dpsgd":
+            client.release("generator", public("follows from the critic's noisy steps"))
+        else:
+            client.release("generator", gan.released("the client's generator", settings, real, steps, multiplier))
         return Own(found.generator, found.critic)
 
     def round(self, server: Server, t: int) -> None:

@@ -360,7 +360,7 @@ def _divide(
 def _fractions(text: str | None, source: Source) -> dict[int, float]:
     """The share of each domain that is named, by its index."""
     found: dict[int, float] = {}
-    for pair in filter(None, (text or "").split(",")):
+    for pair in text.split(",") if text is not None else ():
         name, _, share = (part.strip() for part in pair.partition("="))
         names = source.domains.names if source.domains is not None else ()
         if name not in names:
@@ -374,6 +374,8 @@ def _fractions(text: str | None, source: Source) -> dict[int, float]:
             raise FedfillError(
                 f"domain_fractions: found '{pair}'; allowed: NAME=SHARE with a share above 0 and up to 1"
             )
+        if names.index(name) in found:
+            raise FedfillError(f"domain_fractions: found '{name}' twice; allowed: once")
         found[names.index(name)] = value
     return found
 
