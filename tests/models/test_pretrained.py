@@ -133,6 +133,8 @@ def changed(**tensors: Tensor | None) -> dict[str, Tensor]:
             r"'conv1.weight' in .* is float32\[64, 3, 7, 7\], and the network has float32\[64, 3, 3, 3\]",
         ),
         (changed(bn1__bias=torch.zeros(64, dtype=torch.int64)), r"is int64\[64\]"),
+        (changed(bn1__bias=torch.full((64,), float("nan"))), "'bn1.bias' in .* holds a NaN or an infinity"),
+        ({**torchvisions(), "encoder.1.bias": torch.zeros(64)}, "has 'bn1.bias' and 'encoder.1.bias' for one tensor"),
         ({"state_dict": torchvisions()}, "holds no state dict"),
         ([torch.zeros(1)], "holds no state dict"),
         (Unknown(), r"can't be read \(UnpicklingError\)"),

@@ -41,7 +41,18 @@ def load(model: nn.Module, file: str) -> str:
     Raises:
         FedfillError: Where the file can't be read or doesn't fit; the model is then as it was.
     """
-    found = {_ours(model, name): (name, tensor) for name, tensor in _read(file).items()}
+    found: dict[str, tuple[str, Tensor]] = {}
+    for given, tensor in _read(file).items():
+        name = _ours(model, given)
+        if name in found:
+            raise FedfillError(
+                f"model.weights: {file} has '{found[name][0]}' and '{given}' for one tensor; allowed: one"
+            )
+        if not bool(torch.isfinite(tensor).all()):
+            raise FedfillError(
+                f"model.weights: '{given}' in {file} holds a NaN or an infinity; allowed: finite numbers"
+            )
+        found[name] = (given, tensor)
     own: Weights = model.state_dict()
     head = {name for name in own if name.startswith(HEAD)}
     fits = all(name in found and found[name][1].shape == own[name].shape for name in head)
