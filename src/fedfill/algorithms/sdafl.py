@@ -26,7 +26,7 @@ from fedfill.synthesis import gan
 from fedfill.synthesis.gan import GANOptions, GANSettings
 from fedfill.training.local import Context, Loss, OptimizerName
 from fedfill.training.mixup import draw_lambda, mixup_loss
-from fedfill.training.pseudo_labels import pseudo_labels
+from fedfill.training.pseudo_labels import labelling, pseudo_labels
 from fedfill.tree import Tree, Weights
 
 
@@ -281,11 +281,8 @@ class SDAFL(GANOptions, FedAvg):
             self.label(server, replies)
         state.weights = mean["weights"]
         self.update(server, t)
-        known = state.pool.labels[state.pool.labels >= 0]
-        server.note(
-            labelled=len(known) / len(state.pool),
-            labelled_by_class=torch.bincount(known, minlength=server.classes).tolist(),
-        )
+        found = labelling(state.pool.labels, server.classes)
+        server.note(labelled=found.share, labelled_by_class=found.counts)
 
     def relabels(self, t: int) -> bool:
         """Whether the server labels the images in this round."""
