@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +22,7 @@ from fedfill.engines.host import make_resident
 from fedfill.errors import FedfillError
 from fedfill.experiment import reopen
 from fedfill.loop import synthetic_images
-from fedfill.measuring import assess, measure
+from fedfill.measuring import assess, measure, pseudo_labels
 from fedfill.runs.directory import RunDirectory
 from fedfill.runs.pictures import image_grid
 from fedfill.synthesis.measures import recognised
@@ -99,6 +100,38 @@ def test_the_images_are_those_of_the_runs_picture_and_the_judge_is_the_oracle(pl
     document = measure(place / "zda", oracle=place / "oracle").document
     right = oracle(normalise(images.inputs)).argmax(1) == images.labels
     assert document["recognised"] == pytest.approx(right.double().mean().item())
+
+
+def test_pseudo_labels_that_cannot_be_right_are_counted(tmp_path: Path):
+    gans = {
+        "gan_iterations": 2,
+        "gan_width": 8,
+        "images_per_client": 12,
+        "server_steps": 0,
+        "tau": 0.0,
+        "local_steps": 1,
+    }
+    small = {**TINY, "clients": 5, "partition": "classes:2", "data_fraction": 0.2, "rounds": 2}
+    fedfill.run("central", out=tmp_path / "oracle", local_steps=1, **small)
+    result = fedfill.run("sdafl", out=tmp_path / "run", **gans, **small)
+    found = measure(tmp_path / "run", oracle=tmp_path / "oracle").document["pseudo_labels"]
+    held = [
+        {c for c, n in enumerate(counts) if n}
+        for counts in json.loads((tmp_path / "run/partition.json").read_text())["clients"]
+    ]
+    for record, entry in zip(result.rounds, found, strict=True):
+        right = sum(record["labelled_by_owner"][str(i)][c] for i, classes in enumerate(held) for c in classes)
+        assert entry == {"round": record["round"], "labelled": 1.0, "of_owners_classes": right / 60}
+    assert 0 < min(entry["of_owners_classes"] for entry in found) < 1
+
+
+def test_without_labels_and_with_unlabelled_samples_there_is_no_such_figure(made: Path):
+    run = reopen(RunDirectory(made / "zda"))
+    rounds = [{"round": 1, "labelled": 0.0, "labelled_by_owner": {"0": [0] * 10}}]
+    assert pseudo_labels(rounds, run.federation) == [{"round": 1, "labelled": 0.0, "of_owners_classes": None}]
+    assert pseudo_labels([{"round": 1}], run.federation) is None
+    clients = [replace(client, unlabelled=client.train) for client in run.federation.clients]
+    assert pseudo_labels(rounds, replace(run.federation, clients=clients)) is None
 
 
 def test_another_folder_and_the_same_figures_again(place: Path):

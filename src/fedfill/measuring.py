@@ -109,6 +109,7 @@ def measure(
         },
         "class_names": list(run.federation.class_names),
         **assess(samples, run.federation, model, name, run.experiment.seed),
+        "pseudo_labels": pseudo_labels(result.rounds, run.federation),
     }
     folder = place.path / "samples" if out is None else Path(out)
     _write(document, folder)
@@ -161,6 +162,41 @@ def assess(samples: Samples, federation: Federation, oracle: nn.Module, name: st
         "nearest": asdict(near),
         "notes": notes,
     }
+
+
+def pseudo_labels(rounds: list[dict[str, Any]], federation: Federation) -> list[dict[str, Any]] | None:
+    """How far the labels of synthetic images reached after each round, and how many can be right.
+
+    An image that a client's generator made shows one of the classes that this client holds, if it shows any; a label of
+    another class is wrong for certain. Where each client holds a single class, what can be right is right.
+
+    Args:
+        rounds: Records, with ``labelled_by_owner`` where the server labelled images.
+        federation: The clients' data.
+
+    Returns:
+        By round, as in ``measures.json``: share with a label, and share of these labels that are of a class of the image's
+        owner, None where there is no label; None where no server labelled, or where clients hold samples without labels.
+    """
+    if not all("labelled_by_owner" in record for record in rounds):
+        return None
+    if any(len(client.unlabelled) for client in federation.clients):
+        return None
+    found = []
+    for record in rounds:
+        given = possible = 0
+        for owner, counts in record["labelled_by_owner"].items():
+            held = federation.counts[int(owner)]
+            given += sum(counts)
+            possible += sum(n for n, real in zip(counts, held, strict=True) if real)
+        found.append(
+            {
+                "round": record["round"],
+                "labelled": record["labelled"],
+                "of_owners_classes": possible / given if given else None,
+            }
+        )
+    return found
 
 
 def _draw(samples: Samples, n: int, seed: int, what: str) -> Samples:

@@ -109,7 +109,11 @@ def test_an_image_has_its_label_from_its_owners_own_model_alone():
     world = World().prepare()
     world.round(0)
     assert world.labels == [[0] * N, [1] * N, [2] * N]
-    assert world.server.notes == {"labelled": 1.0, "labelled_by_class": [N, N, N, 0]}
+    assert world.server.notes == {
+        "labelled": 1.0,
+        "labelled_by_class": [N, N, N, 0],
+        "labelled_by_owner": {"0": [N, 0, 0, 0], "1": [0, N, 0, 0], "2": [0, 0, N, 0]},
+    }
     # the newest: each is sure of another class now, and of the mean nobody is asked
     world.sure = lambda i, t: [3, None, 0][i]
     world.round(1)

@@ -9,6 +9,7 @@ from torch.nn import functional
 from fedfill.algorithms.naivemix import NaiveMix
 from fedfill.data.samples import Batch
 from fedfill.training.mixup import mixed_entropy
+from fedfill.training.tangents import scores_and_tangent
 
 
 class FedMix(NaiveMix):
@@ -22,10 +23,16 @@ class FedMix(NaiveMix):
         (1 - lambda) CE(f(u), y) + lambda CE(f(u), y-bar) + (1 - lambda) lambda <d CE(f(u), y) / du, x-bar>; the gradient is
         each sample's own, and keeps its graph: without it the last term would train nothing.
         """
-        u = ((1 - self.mix) * batch.inputs).requires_grad_()  # [b, ...]
-        scores = model(u.clone())  # [b, classes]; a copy, as a network may work in place
-        total = functional.cross_entropy(scores, batch.labels, reduction="sum")
-        (slope,) = torch.autograd.grad(total, u, create_graph=True)  # [b, ...]
-        towards = (slope * mean).sum() / len(batch.labels)
+        u = (1 - self.mix) * batch.inputs  # [b, ...]
+        n = len(batch.labels)
+        if moved := scores_and_tangent(model, u, mean):
+            scores, tangent = moved  # [b, classes] each
+            slope = scores.softmax(1) - functional.one_hot(batch.labels, scores.shape[1])  # d CE / d scores
+            towards = (slope * tangent).sum() / n
+        else:
+            scores = model(u.requires_grad_().clone())  # [b, classes]; a copy, as a network may work in place
+            total = functional.cross_entropy(scores, batch.labels, reduction="sum")
+            (slope,) = torch.autograd.grad(total, u, create_graph=True)  # [b, ...]
+            towards = (slope * mean).sum() / n
         mixed = mixed_entropy(scores, target.expand_as(scores), batch.labels, self.mix)
         return mixed + (1 - self.mix) * self.mix * towards

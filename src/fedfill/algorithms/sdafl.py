@@ -282,7 +282,14 @@ class SDAFL(GANOptions, FedAvg):
         state.weights = mean["weights"]
         self.update(server, t)
         found = labelling(state.pool.labels, server.classes)
-        server.note(labelled=found.share, labelled_by_class=found.counts)
+        server.note(
+            labelled=found.share,
+            labelled_by_class=found.counts,
+            labelled_by_owner={
+                str(i): labelling(state.pool.labels[state.owners == i], server.classes).counts
+                for i in state.owners.unique().tolist()
+            },
+        )
 
     def relabels(self, t: int) -> bool:
         """Whether the server labels the images in this round."""

@@ -1,0 +1,108 @@
+"""Forward-mode derivatives of plain networks against torch's, and which networks are refused."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.autograd.functional import jvp
+
+from fedfill.algorithms.fedmix import FedMix
+from fedfill.data.samples import Batch
+from fedfill.models.layers import output_of
+from fedfill.models.networks import ModelSettings, build
+from fedfill.training import tangents
+from fedfill.training.tangents import scores_and_tangent
+
+STREAM = torch.Generator().manual_seed(0)
+X = torch.randn(6, 1, 12, 12, generator=STREAM).double()
+DIRECTION = torch.randn(1, 12, 12, generator=STREAM).double()
+BATCH = Batch(X, torch.tensor([0, 3, 1, 1, 2, 4]), torch.arange(6))
+TARGET = torch.full((5,), 0.2).double()
+
+PLAIN = {
+    "cnn2": ("cnn2", ModelSettings()),
+    "cnn2 with a projection head": ("cnn2", ModelSettings(projection=8, latent_activation="none")),
+    "cnn2fc-small": ("cnn2fc-small", ModelSettings()),
+}
+
+
+def network(name: str) -> nn.Module:
+    kind, settings = PLAIN[name]
+    return build(kind, (1, 12, 12), 5, settings, seed=0).double().to(memory_format=torch.channels_last)
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_it_is_torchs_derivative(name):
+    model = network(name)
+    found = scores_and_tangent(model, X, DIRECTION)
+    assert found is not None
+    scores, tangent = jvp(model, X, DIRECTION.expand_as(X))
+    torch.testing.assert_close(found, (scores, tangent), rtol=1e-9, atol=1e-12)
+    assert tangent.abs().min() > 1e-6
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_fedmix_trains_alike_on_both_ways(name, monkeypatch):
+    def gradients() -> list[Tensor]:
+        model = network(name)
+        loss = FedMix(mix=0.3).mixed_loss(model, BATCH, DIRECTION, TARGET)
+        return [loss, *torch.autograd.grad(loss, list(model.parameters()))]
+
+    fast = gradients()
+    monkeypatch.setattr("fedfill.algorithms.fedmix.scores_and_tangent", lambda *_: None)
+    torch.testing.assert_close(fast, gradients(), rtol=1e-9, atol=1e-12)
+
+
+def test_overlapping_pools_strides_and_every_rule():
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(1, 3, 3, stride=2, padding=1, padding_mode="circular"), nn.MaxPool2d(3, 2, padding=1, ceil_mode=True), nn.Tanh(),
+        nn.Conv2d(3, 6, 2, groups=3, dilation=2), nn.ReLU(), nn.Flatten(), nn.Linear(24, 8), nn.Identity(), nn.Sigmoid(),
+        nn.Unflatten(1, (2, 2, 2)), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(2, 5),
+    ).double()  # fmt: skip
+    assert {type(layer) for layer in model} == set(tangents.RULES)
+    found = scores_and_tangent(model, X, DIRECTION)
+    torch.testing.assert_close(found, jvp(model, X, DIRECTION.expand_as(X)), rtol=1e-9, atol=1e-12)
+
+
+def test_hooks_of_others_see_one_pass():
+    model = network("cnn2")
+    with output_of(model.encoder) as seen:
+        scores_and_tangent(model, X, DIRECTION)
+    assert len(seen) == 1
+    assert not any(layer._forward_hooks for layer in model.modules())
+
+
+class Between(nn.Module):
+    """Computes something that no layer sees."""
+
+    def __init__(self, where: str) -> None:
+        super().__init__()
+        self.flat, self.first, self.second, self.where = nn.Flatten(), nn.Linear(144, 5), nn.Linear(5, 5), where
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(self.flat(x * 2 if self.where == "before" else x))
+        x = x + self.second(x) if self.where == "around" else self.second(x.exp() if self.where == "between" else x)
+        return x.exp() if self.where == "behind" else x
+
+
+@pytest.mark.parametrize("where", ["before", "between", "around", "behind"])
+def test_what_layers_do_not_see_takes_the_other_way(where):
+    model = Between(where).double()
+    assert scores_and_tangent(model, X, DIRECTION) is None
+    scores, tangent = jvp(model, 0.7 * X, DIRECTION.expand_as(X))
+    slope = scores.softmax(1) - nn.functional.one_hot(BATCH.labels, 5)
+    loss = FedMix(mix=0.3)
+    with_term, without = (loss.mixed_loss(model, BATCH, d, TARGET).item() for d in (DIRECTION, 0 * DIRECTION))
+    assert with_term - without == pytest.approx(0.7 * 0.3 * (slope * tangent).sum().item() / 6, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [nn.BatchNorm2d(1), nn.ReLU(inplace=True), nn.Dropout(0.5), nn.GroupNorm(1, 1)],
+    ids=lambda layer: type(layer).__name__,
+)
+def test_layers_without_a_rule_are_not_run(layer):
+    model = nn.Sequential(nn.Identity(), layer, nn.Flatten(), nn.Linear(144, 5)).double()
+    with output_of(model[0]) as seen:
+        assert scores_and_tangent(model, X, DIRECTION) is None
+    assert not seen
