@@ -30,7 +30,7 @@ from fedfill.errors import FedfillError, checked
 from fedfill.loop import Prepared, selected
 from fedfill.runs.directory import RunDirectory
 from fedfill.settings import Experiment
-from fedfill.training.evaluation import Evaluation
+from fedfill.training.evaluation import FAIRNESS, Evaluation
 
 TINY: dict[str, Any] = {"data": "digits", "clients": 4, "local_epochs": 1, "rounds": 5, "participation": 0.5}
 EACH: dict[str, dict[str, Any]] = {
@@ -754,6 +754,36 @@ def test_a_number_of_labels_that_is_none(number: Any, tmp_path: Path) -> None:
     with pytest.raises(FedfillError, match=r"^labelled_per_client: found .*; allowed: (at least 1|a whole number)$"):
         fedfill.run("fedavg", **TINY, labelled_per_client=number, out=tmp_path / "r")
     assert not (tmp_path / "r").exists()
+
+
+def test_rounds_between_evaluations_have_no_figures_and_train_alike(tmp_path: Path) -> None:
+    each = fedfill.run("fedavg", **TINY, out=tmp_path / "each")
+    few = fedfill.run("fedavg", **TINY, evaluate_every=2, out=tmp_path / "few")
+    assert few.curve == {t: each.curve[t] for t in (2, 4, 5)}
+    assert few.summary["weights_sha256"] == each.summary["weights_sha256"]
+    assert few.summary["accuracy"] == each.summary["accuracy"]
+    assert few.summary["best_accuracy"] == max(few.curve.values())
+    assert set(each.rounds[0]) - set(few.rounds[0]) == {
+        "accuracy",
+        "loss",
+        "accuracy_by_class",
+        "accuracy_by_client",
+        *FAIRNESS,
+    }
+    assert few.rounds[0]["bytes_up"] == each.rounds[0]["bytes_up"]
+
+
+def test_the_round_is_chosen_among_those_that_were_evaluated(tmp_path: Path) -> None:
+    result = fedfill.run(
+        "fedavg", **{**TINY, "rounds": 3}, client_validation=0.2, evaluate_every=5, out=tmp_path / "run"
+    )
+    assert result.summary["selected_round"] == result.summary["best_round"] == 3
+
+
+@pytest.mark.parametrize("number", [0, -1, "often"])
+def test_rounds_between_evaluations_that_are_none(number: Any, tmp_path: Path) -> None:
+    with pytest.raises(FedfillError, match=r"^evaluate_every: found .*; allowed: (at least 1|a whole number)$"):
+        fedfill.run("fedavg", **TINY, evaluate_every=number, out=tmp_path / "r")
 
 
 # ---- steps before the first round

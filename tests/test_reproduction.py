@@ -50,7 +50,7 @@ def test_a_table_is_filled_and_finished_runs_are_not_run_again(
 ) -> None:
     found = reproduce(folder, out=tmp_path / "runs")
     assert [(entry.row, entry.seed) for entry in found.entries] == [
-        ("FedAvg", 0), ("FedProx, strong", 0), ("FedAvg", 1), ("FedProx, strong", 1),
+        ("FedAvg", 0), ("FedAvg", 1), ("FedProx, strong", 0), ("FedProx, strong", 1),
     ]  # fmt: skip
     text = (folder / "README.md").read_text()
     assert text.startswith("# A table\n\nSomebody, somewhere.\n")
@@ -111,6 +111,46 @@ def test_figures_of_other_data_are_left_out(folder: Path, tmp_path: Path) -> Non
     found = reproduce(folder, only=["FedAvg"], seeds=[0], out=tmp_path / "runs", data_dir=tmp_path / "80")
     assert [(entry.row, entry.seed) for entry in found.entries] == [("FedAvg", 0)]
     assert len(found.others) == 2
+
+
+def test_figures_that_another_process_added_meanwhile_stay(folder: Path, tmp_path: Path) -> None:
+    def other(row: str, seed: int) -> None:
+        if row == "FedAvg":
+            reproduce(folder, only=["FedProx, strong"], seeds=[0], out=tmp_path / "runs")
+
+    found = reproduce(folder, only=["FedAvg"], seeds=[0], out=tmp_path / "runs", on_run=other)
+    assert [entry.row for entry in found.entries] == ["FedProx, strong", "FedAvg"]
+    assert len((folder / "results.json").read_text().splitlines()) == 4
+
+
+def test_a_run_that_two_tables_share_is_run_once(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reproduce(folder, only=["FedAvg"], seeds=[0, 1], out=tmp_path / "runs")
+    another = tmp_path / "another"
+    another.mkdir()
+    (another / "table.toml").write_text(TABLE.replace('"FedAvg"', '"the baseline"'))
+
+    def never(*args: object) -> None:
+        raise AssertionError("something was trained")
+
+    monkeypatch.setattr(LocalEngine, "call", never)
+    found = reproduce(another, only=["the baseline"], seeds=[0, 1], out=tmp_path / "runs")
+    assert [(entry.row, entry.seed) for entry in found.entries] == [("the baseline", 0), ("the baseline", 1)]
+    with pytest.raises(AssertionError, match="something was trained"):
+        reproduce(another, only=["the baseline"], seeds=[2], out=tmp_path / "runs")
+
+
+def test_a_table_draws_its_curves(folder: Path, tmp_path: Path) -> None:
+    reproduce(folder, only=["FedAvg"], seeds=[0], out=tmp_path / "runs")
+    assert not (folder / "accuracy.png").exists()
+    old = json.loads((folder / "results.json").read_text())
+    assert [t for t, _ in old[0].pop("curve")] == [1, 2]
+    (folder / "results.json").write_text(json.dumps(old))  # of the time before there were curves
+    (folder / "table.toml").write_text(TABLE.replace("seeds = [0, 1]", "curves = true"))
+    found = reproduce(folder, only=["FedProx, strong"], seeds=[0, 1], out=tmp_path / "runs")
+    assert "![accuracy per round](accuracy.png)" in (folder / "README.md").read_text()
+    assert (folder / "accuracy.png").read_bytes().startswith(b"\x89PNG")
+    assert module._curves(found).keys() == {"FedProx, strong"}
+    assert [list(seed) for seed in module._curves(found)["FedProx, strong"]] == [[1, 2], [1, 2]]
 
 
 def test_a_table_compares_single_clients(folder: Path, tmp_path: Path) -> None:

@@ -91,6 +91,10 @@ LabelledPerClient = Annotated[
 ]
 Participation = Annotated[float | None, typer.Option(help="Share of the clients in a round. [default: 1.0]")]
 Rounds = Annotated[int | None, typer.Option(help="Number of rounds. [default: 50]")]
+EvaluateEvery = Annotated[
+    int | None,
+    typer.Option(help="Rounds from one evaluation to the next; the last one is always evaluated. [default: 1]"),
+]
 Seed = Annotated[int | None, typer.Option(help="Seed of every stream of randomness. [default: 0]")]
 Model = Annotated[str | None, typer.Option(help="Network: see 'fedfill list models'. [default: auto]")]
 Engine = Annotated[str | None, typer.Option(help="What runs the clients: see 'fedfill list engines'. [default: local]")]
@@ -174,6 +178,7 @@ def run(
     labelled_per_client: LabelledPerClient = None,
     participation: Participation = None,
     rounds: Rounds = None,
+    evaluate_every: EvaluateEvery = None,
     seed: Seed = None,
     model: Model = None,
     engine: Engine = None,
@@ -219,6 +224,7 @@ def rehearse(
     labelled_per_client: LabelledPerClient = None,
     participation: Participation = None,
     rounds: Rounds = None,
+    evaluate_every: EvaluateEvery = None,
     seed: Seed = None,
     model: Model = None,
     device: Device = None,
@@ -263,6 +269,7 @@ def init(
     labelled_per_client: LabelledPerClient = None,
     participation: Participation = None,
     rounds: Rounds = None,
+    evaluate_every: EvaluateEvery = None,
     seed: Seed = None,
     model: Model = None,
     min_replies: MinReplies = None,
@@ -331,6 +338,7 @@ def compare(
     labelled_per_client: LabelledPerClient = None,
     participation: Participation = None,
     rounds: Rounds = None,
+    evaluate_every: EvaluateEvery = None,
     model: Model = None,
     engine: Engine = None,
     device: Device = None,
@@ -623,7 +631,7 @@ def progress() -> Iterator[Callable[[str], OnRound]]:
         def on_round(record: dict[str, Any], rounds: int) -> None:
             if "round" in record:
                 done, total, when = record["round"], rounds, f"round {record['round']}"
-                figure = f"accuracy {record['accuracy']:.4f}"
+                figure = f"accuracy {record['accuracy']:.4f}" if "accuracy" in record else "not evaluated"
             else:
                 done, total, when = record["step"], record["steps"], f"preparation {record['step']}"
                 figure = "preparing"

@@ -221,7 +221,7 @@ def _draw(rows: Sequence[Row], folder: Path) -> None:
         accuracy_curves,
     )  # here: matplotlib costs every start a third of a second
 
-    curves = {row.label: [[record["accuracy"] for record in result.rounds] for result in row.results] for row in rows}
+    curves = {row.label: [result.curve for result in row.results] for row in rows}
     finals = {row.label: (row.values("accuracy"), row.values("worst_client_accuracy")) for row in rows}
     with writing(folder):
         accuracy_curves(curves, folder / "accuracy.png")

@@ -35,7 +35,7 @@ from fedfill.training.evaluation import FAIRNESS, fairness
 from fedfill.tree import Weights
 
 OnRound = Callable[[dict[str, Any], int], None]
-"""Called after each round with its record and the number of rounds of the run; a step before the first round has a record
+"""Called after each round with its record and the number of rounds of the run; a round without an evaluation has no figure of one, and a step before the first round has a record
 with ``step`` and ``steps`` in place of ``round`` and of the figures of an evaluation."""
 
 Connect = Callable[["Prepared", torch.device], Engine]
@@ -109,7 +109,7 @@ class Result:
     Attributes:
         directory: Where it lies.
         summary: The figures to quote, as in ``summary.json``.
-        rounds: One record for each round.
+        rounds: One record for each round; those without an evaluation have no figure of one.
         weights: The final global weights; of an algorithm with personal models all of these, as ``<client>.<name>``, where
             they don't stay with their hosts.
         resumed_after: Rounds that had been done before this call: all of them where the run was finished and only read.
@@ -120,6 +120,11 @@ class Result:
     rounds: list[dict[str, Any]]
     weights: Weights
     resumed_after: int = 0
+
+    @property
+    def curve(self) -> dict[int, float]:
+        """Accuracy on the test set by round, of the rounds that were evaluated."""
+        return {record["round"]: record["accuracy"] for record in self.rounds if "accuracy" in record}
 
     @property
     def was_finished(self) -> bool:
@@ -265,22 +270,15 @@ def _loop(
             before = copy.deepcopy(server.costs)
             server.begin(t)
             algorithm.round(server, t)
-            evaluation = engine.evaluate(algorithm.global_weights(server), t)
-            if engine.evaluation is not None:
-                for i, accuracy in enumerate(evaluation.accuracy_by_client):
-                    if accuracy is not None:
-                        server.ledger.add(i, "evaluation", engine.evaluation)
-            if not math.isfinite(evaluation.loss):
-                raise FedfillError(
-                    f"training diverged: after round {t + 1} the loss on the test set is {evaluation.loss}; try a smaller learning_rate"
-                )
+            figures = {}
+            if (t + 1) % (experiment.evaluate_every or 1) == 0 or t + 1 == experiment.rounds:
+                figures = _evaluate(algorithm, server, engine, t)
             account = server.ledger.account(experiment.delta)
             took = time.perf_counter() - start
             seconds += took
             record = {
                 "round": t + 1,
-                **{name: value for name, value in asdict(evaluation).items() if value != []},  # no validation, no list
-                **fairness(evaluation),
+                **figures,
                 "privacy": {
                     "total_epsilon": account["total_epsilon"],
                     "entries": _epsilons(account["entries"]),
@@ -303,6 +301,21 @@ def _loop(
         return Result(directory.path, summary, records, tree.to(weights, "cpu"), done)
     finally:
         engine.close()
+
+
+def _evaluate(algorithm: Algorithm, server: Server, engine: Engine, t: int) -> dict[str, Any]:
+    """The figures of an evaluation, with what the hosts' own part of it releases in the ledger."""
+    evaluation = engine.evaluate(algorithm.global_weights(server), t)
+    if engine.evaluation is not None:
+        for i, accuracy in enumerate(evaluation.accuracy_by_client):
+            if accuracy is not None:
+                server.ledger.add(i, "evaluation", engine.evaluation)
+    if not math.isfinite(evaluation.loss):
+        raise FedfillError(
+            f"training diverged: after round {t + 1} the loss on the test set is {evaluation.loss}; try a smaller learning_rate"
+        )
+    kept = {name: value for name, value in asdict(evaluation).items() if value != []}  # no validation, no list
+    return {**kept, **fairness(evaluation)}
 
 
 def _cost(server: Server, before: Costs, seconds: float) -> dict[str, Any]:
@@ -482,7 +495,8 @@ def summarise(
         The document of ``summary.json``.
     """
     experiment, last = prepared.experiment, records[-1]
-    best = max(records, key=lambda record: (record["accuracy"], -record["round"]))
+    judged = [record for record in records if "accuracy" in record]  # of rounds with an evaluation
+    best = max(judged, key=lambda record: (record["accuracy"], -record["round"]))
     return {
         "algorithm": experiment.algorithm,
         "dataset": experiment.data,

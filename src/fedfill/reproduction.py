@@ -42,7 +42,8 @@ REQUIRED = (
     "machine",
     "weights_sha256",
 )
-KEPT = (*REQUIRED, "selected_accuracy", "selected_mean_client_accuracy", "selected_round", *LISTS.values())
+KEPT = (*REQUIRED, "selected_accuracy", "selected_mean_client_accuracy", "selected_round", *LISTS.values(), "curve")
+PICTURE = "accuracy.png"
 
 
 class TableRow(BaseModel):
@@ -73,6 +74,8 @@ class TableFile(BaseModel):
     """Which figures of summary.json the paper reports, the first of them first."""
     seeds: list[int] = Field(default_factory=lambda: [0, 1, 2], min_length=1)
     """Seeds that are run where none are asked for."""
+    curves: bool = False
+    """Whether the README has a picture of the accuracy per round."""
     titles: dict[str, str] = Field(default_factory=dict)
     """Words for figures, in place of their names."""
     options: dict[str, Any] = Field(default_factory=dict)
@@ -89,7 +92,7 @@ class Entry:
         row: Its name.
         seed: Of the run.
         digest: Identifies the run: settings, data, initial weights and version, but not the machine.
-        figures: Those of `KEPT`.
+        figures: Those of `KEPT`; ``curve`` has pairs of a round and the accuracy on the test set after it.
     """
 
     row: str
@@ -134,7 +137,8 @@ def reproduce(
         table: A folder with ``table.toml``, or the name of one below ``experiments``.
         only: Names of rows; none: all of them.
         seeds: Which seeds; None: those of the table.
-        out: Folder of the runs; finished ones are read and not run again, others go on where they stopped.
+        out: Folder of the runs; finished ones are read and not run again, those of other tables neither, others go on where they
+            stopped.
         on_run: Called before each run with its row and seed; returns what to call after each of its rounds.
         **options: Where it runs: ``data_dir``, ``device``, ``workers``, ``ray_address`` and the like.
 
@@ -167,22 +171,27 @@ def reproduce(
         for seed in chosen:
             arranged(row.name, seed)
     known = {row.name for row in content.rows}
-    entries, others = {}, []
-    for entry in _read(folder):
-        if entry.row in known and entry.digest == arranged(entry.row, entry.seed).digest:
-            entries[entry.row, entry.seed] = entry
-        else:
-            others.append(entry)
+
+    def table_of(entries: Sequence[Entry]) -> Reproduction:
+        """Figures of the present settings, and others."""
+        shown = [e for e in entries if e.row in known and e.digest == arranged(e.row, e.seed).digest]
+        return Reproduction(folder, content, tuple(shown), tuple(e for e in entries if e not in shown))
+
+    found = table_of(_read(folder))
     for seed in chosen:
         for row in content.rows:
             if only and row.name not in only:
                 continue
             prepared = arranged(row.name, seed)
             place = Path(out) / folder.name / f"{_slug(row.name)}-seed{seed}-{prepared.digest[:8]}"
+            # a run that tables or rows share has one folder
+            place = min(Path(out).glob(f"*/*-seed{seed}-{prepared.digest[:8]}"), default=place)
             result = launch(prepared, place, on_run(row.name, seed) if on_run else None)
-            figures = {name: result.summary.get(name) for name in KEPT}
-            entries[row.name, seed] = Entry(row.name, seed, prepared.digest, figures)
-            found = Reproduction(folder, content, tuple(entries.values()), tuple(others))
+            figures = {name: result.summary.get(name) for name in KEPT} | {"curve": [*map(list, result.curve.items())]}
+            new = Entry(row.name, seed, prepared.digest, figures)
+            # read again: another process may have added figures meanwhile
+            others = [e for e in _read(folder) if (e.row, e.seed, e.digest) != (new.row, new.seed, new.digest)]
+            found = table_of([*others, new])
             write(found)
     return found
 
@@ -242,9 +251,21 @@ def write(found: Reproduction) -> None:
         | {name: value for name, value in e.figures.items() if value is not None or name in REQUIRED}
         for e in (*entries, *found.others)
     ]
-    write_atomically(found.folder / "results.json", (json.dumps(document, indent=1) + "\n").encode())
+    lines = ",\n".join(map(json.dumps, document))  # one for each run
+    write_atomically(found.folder / "results.json", f"[\n{lines}\n]\n".encode())
+    if curves := _curves(found):
+        from fedfill.runs.pictures import accuracy_curves  # here: matplotlib costs every start a third of a second
+
+        accuracy_curves(curves, found.folder / PICTURE)
     head, tail = _frame(found.folder, found.table)
     write_atomically(found.folder / "README.md", f"{head}{BEGIN}\n{markdown(found)}{END}{tail}".encode())
+
+
+def _curves(found: Reproduction) -> dict[str, list[dict[int, float]]]:
+    """Accuracies by round of the rows that have some, where the table wants a picture of them."""
+    rows = found.table.rows if found.table.curves else []
+    curves = {row.name: [dict(run.figures["curve"] or []) for run in found.of(row)] for row in rows}
+    return {name: seeds for name, seeds in curves.items() if seeds and all(seeds)}
 
 
 def _frame(folder: Path, table: TableFile) -> tuple[str, str]:
@@ -295,7 +316,8 @@ def markdown(found: Reproduction) -> str:
     note = (
         f"Version {__version__}; means over seeds ± standard deviation; seconds per run{'; ' + words if words else ''}."
     )
-    return "\n".join([*lines, "", note]) + "\n"
+    picture = ["", f"![accuracy per round]({PICTURE})"] if _curves(found) else []
+    return "\n".join([*lines, "", note, *picture]) + "\n"
 
 
 def _title(figure: str) -> str:

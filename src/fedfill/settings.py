@@ -45,6 +45,8 @@ class Experiment(BaseModel):
     """Share of the clients that take part in a round."""
     rounds: int = Field(default=50, ge=1)
     """Rounds (T)."""
+    evaluate_every: int | None = Field(default=None, ge=1)
+    """Rounds from one evaluation to the next, the last round always being one; none: every round."""
     seed: int = Field(default=0, ge=0)
     """Seed of every stream of randomness."""
     model: str = "auto"

@@ -117,7 +117,7 @@ def places(path: Path, colour: str) -> NDArray[np.int64]:
 
 
 def test_accuracy_curves_rise_and_fall(tmp_path: Path) -> None:
-    accuracy_curves({"up": [[0.1, 0.5, 0.9]], "down": [[0.9, 0.5, 0.1]]}, tmp_path / "curves.png")
+    accuracy_curves({"up": [{1: 0.1, 2: 0.5, 3: 0.9}], "down": [{1: 0.9, 2: 0.5, 3: 0.1}]}, tmp_path / "curves.png")
     up, down = (places(tmp_path / "curves.png", _colour(k)) for k in (0, 1))
     # only the axes' part: the legend repeats both colours to the right of it
     for found, sign in ((up, -1), (down, 1)):
@@ -126,8 +126,8 @@ def test_accuracy_curves_rise_and_fall(tmp_path: Path) -> None:
 
 
 def test_accuracy_curves_of_several_seeds_have_a_band(tmp_path: Path) -> None:
-    accuracy_curves({"a": [[0.2, 0.4], [0.2, 0.4]]}, tmp_path / "narrow.png")
-    accuracy_curves({"a": [[0.0, 0.1], [0.4, 0.7]]}, tmp_path / "wide.png")
+    accuracy_curves({"a": [{1: 0.2, 2: 0.4}, {1: 0.2, 2: 0.4}]}, tmp_path / "narrow.png")
+    accuracy_curves({"a": [{1: 0.0, 2: 0.1}, {1: 0.4, 2: 0.7}]}, tmp_path / "wide.png")
     tinted = []
     for name in ("narrow.png", "wide.png"):
         picture = pixels(tmp_path / name).astype(int)
@@ -136,10 +136,20 @@ def test_accuracy_curves_of_several_seeds_have_a_band(tmp_path: Path) -> None:
 
 
 def test_accuracy_curves_of_one_round_and_of_many_algorithms(tmp_path: Path) -> None:
-    accuracy_curves({"one": [[0.5]]}, tmp_path / "one.png")
+    accuracy_curves({"one": [{1: 0.5}]}, tmp_path / "one.png")
     assert len(places(tmp_path / "one.png", _colour(0))) > 20  # a dot, since a line needs two
-    accuracy_curves({f"algorithm {k}": [[0.1 * k, 0.5]] for k in range(10)}, tmp_path / "many.png")
+    accuracy_curves({f"algorithm {k}": [{1: 0.1 * k, 2: 0.5}] for k in range(10)}, tmp_path / "many.png")
     assert all(len(places(tmp_path / "many.png", _colour(k))) for k in range(8))
+
+
+def test_accuracy_curves_stand_at_their_rounds(tmp_path: Path) -> None:
+    accuracy_curves({"every": [dict.fromkeys(range(1, 101), 0.5)]}, tmp_path / "all.png")
+    accuracy_curves({"few": [{50: 0.5, 100: 0.5}], "every": [dict.fromkeys(range(1, 101), 0.9)]}, tmp_path / "few.png")
+    widths = [
+        np.ptp(found[found[:, 1] < 1000][:, 1])
+        for found in (places(tmp_path / f"{name}.png", _colour(0)) for name in ("all", "few"))
+    ]
+    assert widths[1] == pytest.approx(widths[0] / 2, rel=0.1)
 
 
 def test_accuracy_bars_are_as_long_as_their_means(tmp_path: Path) -> None:
@@ -156,8 +166,8 @@ def test_accuracy_bars_are_as_long_as_their_means(tmp_path: Path) -> None:
     assert shades({"a": ([0.7, 0.8], [None, None])})[False] < 0.01 * long[False]
 
 
-@pytest.mark.parametrize("curves", [{}, {"a": []}, {"a": [[]]}, {"a": [[0.5]], "b": []}])
-def test_no_curves(tmp_path: Path, curves: dict[str, list[list[float]]]) -> None:
+@pytest.mark.parametrize("curves", [{}, {"a": []}, {"a": [{}]}, {"a": [{1: 0.5}], "b": []}])
+def test_no_curves(tmp_path: Path, curves: dict[str, list[dict[int, float]]]) -> None:
     with pytest.raises(FedfillError, match="accuracy curves: there is no round to draw"):
         accuracy_curves(curves, tmp_path / "curves.png")
     assert not list(tmp_path.iterdir())

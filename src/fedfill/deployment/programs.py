@@ -210,7 +210,8 @@ def _serve(
 
     def on_round(record: dict[str, Any], rounds: int) -> None:
         if "round" in record:
-            done, accuracy = f"round {record['round']}/{rounds}", f", accuracy {record['accuracy']:.4f}"
+            done = f"round {record['round']}/{rounds}"
+            accuracy = f", accuracy {record['accuracy']:.4f}" if "accuracy" in record else ""
         else:
             done, accuracy = f"preparation {record['step']}/{record['steps']}", ""
         log.info("%s%s, %.1f s", done, accuracy, record["seconds"])

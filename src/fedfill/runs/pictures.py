@@ -140,11 +140,11 @@ def image_grid(samples: Samples, class_names: Sequence[str], path: Path | str, p
     _save(figure, Path(path))
 
 
-def accuracy_curves(curves: Mapping[str, Sequence[Sequence[float]]], path: Path | str) -> None:
+def accuracy_curves(curves: Mapping[str, Sequence[Mapping[int, float]]], path: Path | str) -> None:
     """A picture of the accuracy per round: a line for the mean over seeds, a band from the lowest to the highest seed.
 
     Args:
-        curves: By label, for each seed the accuracies of all rounds, as shares.
+        curves: By label, for each seed the accuracies by round, as shares; of a label's seeds the same rounds.
         path: The PNG file to write; replaced in one step where it exists.
 
     Raises:
@@ -154,8 +154,8 @@ def accuracy_curves(curves: Mapping[str, Sequence[Sequence[float]]], path: Path 
         raise FedfillError("accuracy curves: there is no round to draw")
     figure, axes = _page(7.0, 4.2)
     for k, (label, seeds) in enumerate(curves.items()):
-        values = 100 * np.asarray(seeds, dtype=float)  # [seeds, rounds]
-        rounds = np.arange(1, values.shape[1] + 1)
+        rounds = list(seeds[0])
+        values = 100 * np.array([[seed[t] for t in rounds] for seed in seeds])  # [seeds, rounds]
         style: dict[str, Any] = {"marker": "o"} if len(rounds) == 1 else {}
         axes.plot(rounds, values.mean(0), color=_colour(k), label=label, linewidth=1.6, **style)
         if len(values) > 1:
