@@ -93,7 +93,7 @@ Participation = Annotated[float | None, typer.Option(help="Share of the clients 
 Rounds = Annotated[int | None, typer.Option(help="Number of rounds. [default: 50]")]
 EvaluateEvery = Annotated[
     int | None,
-    typer.Option(help="Rounds from one evaluation to the next; the last one is always evaluated. [default: 1]"),
+    typer.Option(help="Rounds from one evaluation to the next, the last being one; none: every round. [default: none]"),
 ]
 Seed = Annotated[int | None, typer.Option(help="Seed of every stream of randomness. [default: 0]")]
 Model = Annotated[str | None, typer.Option(help="Network: see 'fedfill list models'. [default: auto]")]
