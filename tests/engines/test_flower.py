@@ -38,6 +38,7 @@ from fedfill.engines.flower import (
     unpack,
 )
 from fedfill.engines.host import make_resident
+from fedfill.engines.local import LocalEngine
 from fedfill.errors import FedfillError
 from fedfill.loop import execute
 from fedfill.models.networks import ModelSettings, build
@@ -453,6 +454,23 @@ def test_evaluation_is_the_one_of_one_process(tmp_path: Path) -> None:
     assert repr(world.engine.evaluate(world.server.state.weights, 1)) == repr(local.evaluation)
 
 
+def test_the_hosts_validation_splits_are_scored_where_they_lie(tmp_path: Path) -> None:
+    world = World("fedavg", tmp_path)
+    assert world.engine.evaluate(world.initial, 0).validation_by_client == []
+    whole = world.federation
+    clients = [replace(c, validation=c.train[:5] if i else c.train[:0]) for i, c in enumerate(whole.clients)]
+    federation = replace(whole, clients=tuple(clients))
+    engines = [
+        InProcessEngine(world.algorithm, federation, world.net, world.initial, folder=tmp_path / "hosts"),
+        LocalEngine(
+            world.algorithm, federation, world.net, world.initial, seed=0, device=torch.device("cpu"), workers=1
+        ),
+    ]
+    flower, local = (engine.evaluate(world.initial, 0) for engine in engines)
+    assert flower.validation_by_client == local.validation_by_client
+    assert [share is None for share in flower.validation_by_client] == [True, False, False, False]
+
+
 def test_without_a_test_set_the_hosts_scores_stand_in(tmp_path: Path) -> None:
     world = World("fedavg", tmp_path)
     own = [client.test for client in world.federation.clients]
@@ -469,7 +487,14 @@ def test_without_a_test_set_the_hosts_scores_stand_in(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "scores", [Scores([9] * 4, [1] * 4, 0.0), Scores([1], [1], 0.0), Scores([0] * 4, [1] * 4, float("nan"))]
+    "scores",
+    [
+        Scores([9] * 4, [1] * 4, 0.0, 0, 0),
+        Scores([1], [1], 0.0, 0, 0),
+        Scores([0] * 4, [1] * 4, float("nan"), 0, 0),
+        Scores([0] * 4, [1] * 4, 0.0, 2, 1),
+        Scores([0] * 4, [1] * 4, 0.0, -1, 1),
+    ],
 )
 def test_scores_that_make_no_sense_are_none(scores: Scores, tmp_path: Path, warned: Callable[[], list[str]]) -> None:
     world = World("fedavg", tmp_path)

@@ -203,6 +203,7 @@ def _serve(
             device=device,
             timeout=experiment.reply_timeout,
             evaluate_clients=experiment.client_test > 0,
+            validate_clients=bool(experiment.client_validation),
             limit=config["max-message-bytes"],
             wait=config["wait"],
             enough=experiment.min_replies,

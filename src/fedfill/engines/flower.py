@@ -108,17 +108,21 @@ class Evaluate(Message):
 
 @dataclass(frozen=True)
 class Scores(Message):
-    """Host to server: how the weights, or its own model, do on its own test split.
+    """Host to server: how the weights, or its own model, do on its own splits for test and validation.
 
     Attributes:
-        correct: Recognised samples by class.
-        samples: Samples by class.
-        loss: Sum of the losses.
+        correct: Recognised samples of the test split by class.
+        samples: Samples of the test split by class.
+        loss: Sum of their losses.
+        validated: Recognised samples of the validation split.
+        validation: Samples of the validation split.
     """
 
     correct: list[int]
     samples: list[int]
     loss: float
+    validated: int
+    validation: int
 
 
 @dataclass(frozen=True)
@@ -226,6 +230,7 @@ class FlowerEngine:
         device: Where the test set lives.
         timeout: Seconds that a host has for one call; None: `PATIENCE`. `GRACE` more may pass on the way.
         evaluate_clients: Whether hosts have test splits of their own.
+        validate_clients: Whether hosts have validation splits.
         limit: Bytes of a reply at the most.
         wait: Seconds to wait for all hosts at the start.
         enough: So many hosts will do once that time is over.
@@ -244,6 +249,7 @@ class FlowerEngine:
         device: torch.device,
         timeout: float | None = None,
         evaluate_clients: bool = True,
+        validate_clients: bool = False,
         limit: int = 2**30,
         wait: float = 300.0,
         enough: int = 1,
@@ -253,7 +259,9 @@ class FlowerEngine:
             scores, test = "accuracy by class and loss of the client's own model on its own test split, exact", test[:0]
         else:
             scores = "accuracy on the client's own test split, exact"
-        self.evaluation = unbounded(scores) if evaluate_clients else None
+        if validate_clients:
+            scores += "; accuracy on its validation split, exact"
+        self.evaluation = unbounded(scores) if evaluate_clients or validate_clients else None
         if not len(test) and not evaluate_clients:
             raise FedfillError(
                 "client_test: found 0 on a server without a test set; allowed: more than 0, or a test-data"
@@ -306,7 +314,7 @@ class FlowerEngine:
         return Answers({i: self._outcome(replies[i], f"train.{handler}") for i in messages})
 
     def evaluate(self, weights: Weights, t: int) -> Evaluation:
-        """Score weights on the server's test set and on the hosts' own test splits.
+        """Score weights on the server's test set and on the hosts' own splits.
 
         Args:
             weights: Of the whole model.
@@ -332,12 +340,17 @@ class FlowerEngine:
             sum(scores[i].correct) / sum(scores[i].samples) if i in scores and any(scores[i].samples) else None
             for i in range(self._clients)
         ]
+        held = [
+            scores[i].validated / scores[i].validation if i in scores and scores[i].validation else None
+            for i in range(self._clients)
+        ]
+        held = held if any(share is not None for share in held) else []
         if len(self._test):
             self._resident.load(weights)
             scored = score_all(self._resident, self._test)
             by_class = shares(scored.correct, self._test.labels, self._classes)
             accuracy, loss = float(scored.correct.double().mean()), float(scored.losses.double().mean())
-            return Evaluation(accuracy, loss, by_class, by_client)
+            return Evaluation(accuracy, loss, by_class, by_client, held)
         hits = [sum(s.correct[c] for s in scores.values()) for c in range(self._classes)]
         sizes = [sum(s.samples[c] for s in scores.values()) for c in range(self._classes)]
         if not sum(sizes):
@@ -347,7 +360,7 @@ class FlowerEngine:
             )
         by_class = [hit / size if size else None for hit, size in zip(hits, sizes, strict=True)]
         loss = sum(s.loss for s in scores.values()) / sum(sizes)
-        return Evaluation(sum(hits) / sum(sizes), loss, by_class, by_client)
+        return Evaluation(sum(hits) / sum(sizes), loss, by_class, by_client, held)
 
     def states(self) -> dict[int, Tree]:
         """Nothing: states lie with the hosts, each with the one from before the round that is under way."""
@@ -375,6 +388,7 @@ class FlowerEngine:
             and len(scores.correct) == len(scores.samples) == self._classes
             and all(0 <= hit <= size <= HEAVIEST for hit, size in zip(scores.correct, scores.samples, strict=True))
             and 0 <= scores.loss <= HEAVIEST
+            and 0 <= scores.validated <= scores.validation <= HEAVIEST
         )
 
     def _outcome(self, reply: Envelope | Lost, action: str) -> Outcome:
@@ -736,10 +750,10 @@ def _say_hello(office: _Office, message: Tree, words: dict[str, Any]) -> Answer:
 
 
 def _score(office: _Office, message: Tree, words: dict[str, Any]) -> Answer:
-    """Score weights on the host's own test split, or the client's own model, which never leaves it."""
+    """Score weights on the host's own splits, or the client's own model, which never leaves it."""
     tree.validated(message, Evaluate)
     site = office.site
-    own = site.data.test.to(site.device)
+    own, held = site.data.test.to(site.device), site.data.validation.to(site.device)
     weights = tree.to(message.weights, site.device)
     if site.program.personal:
         state, _ = _stored(office.kept(), words["run"], _round(words), words.get("begun"))
@@ -751,4 +765,5 @@ def _score(office: _Office, message: Tree, words: dict[str, Any]) -> Answer:
         scored = score_all(office.resident, own)
         correct = torch.bincount(own.labels, weights=scored.correct.double(), minlength=site.classes).long().tolist()
         loss = float(scored.losses.double().sum())
-    return Answer(Scores(correct, own.counts(site.classes), loss))
+    validated = int(score_all(office.resident, held).correct.sum())
+    return Answer(Scores(correct, own.counts(site.classes), loss, validated, len(held)))
