@@ -1,4 +1,4 @@
-"""The command line: reads options, prints tables; no logic of its own.
+"""The command line: reads options; no logic of its own.
 
 Rooms that need torch are imported by the commands that use them, so that help and slips are answered at once.
 """
@@ -9,25 +9,14 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 import typer
-from rich import box
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 import fedfill
 from fedfill.errors import FedfillError, checked, did_you_mean
-
-if TYPE_CHECKING:
-    from fedfill.comparison import Comparison, Difference
-    from fedfill.data.federation import Federation
-    from fedfill.loop import OnRound, Result
-    from fedfill.measuring import Measures
-
-MOST_ROWS = 40
-READABLE = 100
+from fedfill.terminal import err, out, print_comparison, print_federation, print_measures, print_result, progress
 
 app = typer.Typer(
     help="Federated learning when clients' data differ, with the gaps filled by synthetic data.",
@@ -42,8 +31,6 @@ deploy = typer.Typer(
     rich_markup_mode=None,
 )
 app.add_typer(deploy, name="deploy")
-out = Console(highlight=False)
-err = Console(stderr=True, highlight=False)
 
 # Defaults are named in the help and live in Experiment: None is an option that was not given, and --config may have it.
 Data = Annotated[
@@ -205,7 +192,7 @@ def run(
             )
         with progress() as follow:
             result = fedfill.run(name, out=directory, on_round=follow(name), **options)
-        _print_result(result)
+        print_result(result)
 
 
 @deploy.command("rehearse")
@@ -243,7 +230,7 @@ def rehearse(
         name = options.pop("algorithm")
         with progress() as follow:
             result = fedfill.run(name, out=directory, on_round=follow(name), **options)
-        _print_result(result)
+        print_result(result)
 
 
 @deploy.command("init")
@@ -316,7 +303,7 @@ def resume(
                 min_replies=min_replies,
                 reply_timeout=reply_timeout,
             )
-        _print_result(result)
+        print_result(result)
 
 
 @app.command()
@@ -371,7 +358,7 @@ def compare(
                 on_run=lambda label, seed: follow(f"{next(count)}/{total} {label}, seed {seed}"),
                 **options,
             )
-        _print_comparison(comparison)
+        print_comparison(comparison)
 
 
 @app.command()
@@ -424,7 +411,7 @@ def measure(
     with sentences():
         from fedfill.measuring import measure as measure_images
 
-        _print_measures(measure_images(directory, oracle=oracle, data_dir=data_dir, device=device, out=folder))
+        print_measures(measure_images(directory, oracle=oracle, data_dir=data_dir, device=device, out=folder))
 
 
 @app.command()
@@ -455,7 +442,7 @@ def partition(
         with writing(picture):
             picture.parent.mkdir(parents=True, exist_ok=True)
             heat_map(federation.counts, federation.class_names, picture, federation.client_names)
-        _print_federation(federation, f"{federation.name}, {plan.partition}, seed {plan.seed}")
+        print_federation(federation, f"{federation.name}, {plan.partition}, seed {plan.seed}")
         out.print(f"Heat map: {picture}", soft_wrap=True, markup=False)
 
 
@@ -604,264 +591,3 @@ def _options(params: Mapping[str, Any]) -> dict[str, Any]:
             raise FedfillError(f"--set: '{key}' {place}")
         options[key] = value
     return options
-
-
-@contextmanager
-def progress() -> Iterator[Callable[[str], OnRound]]:
-    """A progress bar on a terminal, a line for each round elsewhere.
-
-    Yields:
-        Makes the follower of one run from its label, just before the run starts.
-    """
-    bar = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=20),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[figure]}"),
-        TimeRemainingColumn(),
-        console=err,
-        transient=True,
-    )
-
-    def follow(label: str) -> OnRound:
-        for earlier in bar.task_ids:
-            bar.update(earlier, visible=False)
-        task: TaskID = bar.add_task(label, total=None, figure="")  # it moves while data are read and in the first round
-
-        def on_round(record: dict[str, Any], rounds: int) -> None:
-            if "round" in record:
-                done, total, when = record["round"], rounds, f"round {record['round']}"
-                figure = f"accuracy {record['accuracy']:.4f}" if "accuracy" in record else "not evaluated"
-            else:
-                done, total, when = record["step"], record["steps"], f"preparation {record['step']}"
-                figure = "preparing"
-            if not err.is_terminal:
-                _say(f"{label}: {when}/{total}, {figure}, {record['seconds']:.1f} s")
-            elif bar.tasks[task].total != total:
-                bar.reset(task, total=total, completed=done, figure=figure)
-            else:
-                bar.update(task, completed=done, figure=figure)
-            for sentence in record["warnings"]:
-                _say(f"{label}, {when}: {sentence}", "yellow")
-            for lost in record["lost"]:
-                _say(f"{label}, {when}: lost client {lost['client']} ({lost['handler']}): {lost['reason']}", "yellow")
-
-        return on_round
-
-    if err.is_terminal:
-        with bar:
-            yield follow
-    else:
-        yield follow
-
-
-def _say(line: str, style: str | None = None) -> None:
-    err.print(line, style=style, soft_wrap=True, markup=False)
-
-
-def _print_result(result: Result) -> None:
-    summary = result.summary
-    table = Table(
-        show_header=False,
-        title=f"{summary['algorithm']} on {summary['dataset']}, {summary['partition']}, {summary['clients']} clients, seed {summary['seed']}",
-        title_justify="left",
-    )
-    table.add_row(f"accuracy, last round ({summary['rounds']})", _share(summary["accuracy"]))
-    table.add_row(
-        "best accuracy (chosen on the test set)", f"{_share(summary['best_accuracy'])} in round {summary['best_round']}"
-    )
-    if summary["worst_client_accuracy"] is not None:
-        table.add_row("worst client, own test split", _share(summary["worst_client_accuracy"]))
-        table.add_row("variance over clients, in percent²", f"{summary['client_variance']:.1f}")
-    table.add_row("variance over classes, in percent²", f"{summary['class_variance']:.1f}")
-    table.add_row("sent up / down", f"{_bytes(summary['bytes_up'])} / {_bytes(summary['bytes_down'])}")
-    table.add_row("samples trained on", f"{summary['train_samples']:,}")
-    table.add_row("seconds (of it in local training)", f"{summary['seconds']:.1f} ({summary['seconds_in_fit']:.1f})")
-    table.add_row("SHA-256 of the weights", f"{summary['weights_sha256'][:16]}...")
-    out.print(table)
-    if result.was_finished:
-        _paragraph("This run was finished before: it was read from its folder, and nothing was run again.")
-    elif result.resumed_after:
-        _paragraph(f"Rounds 1 to {result.resumed_after} had been done before; the run went on from there.")
-    for note in summary["notes"]:
-        _paragraph(note)
-    out.print("\n[bold]Privacy[/bold]")
-    _paragraph(summary["privacy"]["statement"])
-    out.print(f"\nRun directory: {result.directory}", soft_wrap=True, markup=False)
-
-
-def _print_comparison(comparison: Comparison) -> None:
-    results = [result for row in comparison.rows for result in row.results]
-    first = results[0].summary
-    several = len(comparison.seeds) > 1
-    table = Table(
-        title=f"{first['dataset']}, {first['partition']}, {first['clients']} clients, {first['rounds']} round{'s' if first['rounds'] > 1 else ''}, "
-        f"seed{'s' if several else ''} {', '.join(map(str, comparison.seeds))}",
-        title_justify="left",
-        caption=f"{'mean ± standard deviation over seeds' if several else 'one seed, so no deviation'}; "
-        f"accuracies in percent; - {comparison.baseline.label}: difference, seed by seed"
-        f"{', with the 95 % confidence interval of its mean' if several else ''}; best: the best round, chosen on the test set; "
-        "traffic: sent up and down",
-        caption_justify="left",
-        box=box.SIMPLE_HEAD,
-        padding=0,
-        collapse_padding=True,
-    )
-    table.add_column("algorithm", overflow="fold")
-    versus = comparison.baseline.label.partition(":")[0]
-    for column in ("accuracy", f"- {versus}", "best", "traffic", "sec."):
-        table.add_column(column, justify="right", no_wrap=True)
-    for row in comparison.rows:
-        up, down, seconds = (row.figure(name)[0] or 0 for name in ("bytes_up", "bytes_down", "seconds"))
-        table.add_row(
-            row.label.replace(":", "\n ").replace(",", "\n "),
-            _mean(*row.figure("accuracy")),
-            _difference(comparison.difference(row, "accuracy")),
-            _mean(row.figure("best_accuracy")[0], None),
-            _bytes(up + down),
-            f"{seconds:.1f}",
-        )
-    out.print(table)
-    out.print()
-    _print_fairness(comparison)
-    for note in comparison.notes:
-        _paragraph(f"Not shared by {note}.")
-    read = sum(result.was_finished for result in results)
-    if read:
-        _paragraph(f"{read} of {len(results)} runs were finished before: they were read, and not run again.")
-    for note in first["notes"]:
-        _paragraph(note)
-    out.print("\n[bold]Privacy[/bold] (what is protected, from whom, and what is not: each run's summary.json)")
-    for row in comparison.rows:
-        # the last sentence is the sum of the account; seeds may differ in it
-        totals = dict.fromkeys(result.summary["privacy"]["statement"].rsplit(". ", 1)[-1] for result in row.results)
-        _paragraph(f"{row.label}: {' '.join(totals)}")
-    folder = comparison.directory
-    out.print(f"\nRun directories: {folder}/<algorithm>-seed<seed>", soft_wrap=True, markup=False)
-    out.print(f"All figures: {folder}/comparison.csv", soft_wrap=True, markup=False)
-    out.print(f"Pictures: {folder}/accuracy.png, {folder}/final.png", soft_wrap=True, markup=False)
-
-
-def _print_measures(measures: Measures) -> None:
-    found = measures.document
-    oracle, balance, near, frechet = (found[name] for name in ("oracle", "balance", "nearest", "frechet"))
-    out.print(
-        f"Synthetic images of {found['algorithm']} on {found['dataset']}, seed {found['seed']}, and the oracle {oracle['name']}: accuracies in "
-        "percent, the oracle's on the synthetic images, and both models' on real test images",
-        width=min(out.width, READABLE),
-    )
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-    table.add_column("class", overflow="fold")
-    for column in ("images", "oracle, synthetic", f"{found['algorithm']}, real", "oracle, real"):
-        table.add_column(column, justify="right")
-    counts = balance["counts"]
-    shares = found["recognised_by_class"], found["accuracy_by_class"], oracle["accuracy_by_class"]
-    for name, count, *row in list(zip(found["class_names"], counts, *shares, strict=True))[:MOST_ROWS]:
-        table.add_row(name, f"{count:,}", *(_mean(value, None) for value in row))
-    every = (found["recognised"], found["accuracy"], oracle["accuracy"])
-    table.add_row("all", f"{sum(counts):,}", *(_mean(value, None) for value in every), style="bold")
-    out.print(table)
-    if len(counts) > MOST_ROWS:
-        _paragraph(f"... and {len(counts) - MOST_ROWS} more classes, all of them in the picture.")
-    more = Table(show_header=False)
-    more.add_row("synthetic images (of them labelled)", f"{found['samples']:,} ({balance['labelled']:.1%})")
-    more.add_row(
-        "entropy of their labels (1: balanced)", "-" if balance["entropy"] is None else _share(balance["entropy"])
-    )
-    if frechet is not None:
-        more.add_row(f"Fréchet distance to training images, n={frechet['samples']:,}", f"{frechet['synthetic']:.4g}")
-        more.add_row("the same of real test images", f"{frechet['test']:.4g}")
-    more.add_row("distance to the nearest training image: median", f"{near['median']:.4f}")
-    more.add_row("the same of real test images", f"{near['real_median']:.4f}")
-    more.add_row("nearest of all", f"{near['minimum']:.4f}")
-    more.add_row(f"share within {near['real_percentile']:.4f} (of the real ones: 1 %)", f"{near['share_below']:.1%}")
-    out.print(more)
-    if frechet is not None:
-        _paragraph(f"Features: {frechet['features']}.")
-    for note in found["notes"]:
-        _paragraph(note)
-    out.print(f"\nWritten: {measures.directory}/measures.json, measures.png", soft_wrap=True, markup=False)
-
-
-def _print_fairness(comparison: Comparison) -> None:
-    """Spread over clients and classes, where clients have test splits of their own."""
-    if all(row.figure("mean_client_accuracy")[0] is None for row in comparison.rows):
-        return
-    table = Table(
-        title="fairness", title_justify="left", caption_justify="left", box=box.SIMPLE_HEAD, padding=0, collapse_padding=True,
-        caption="clients on their own test splits: mean, worst and mean of the worst tenth in percent; variances are means over seeds, in percent²; "
-        "class var.: variance over classes of the test set",
-    )  # fmt: skip
-    table.add_column("algorithm", overflow="fold")
-    for column in ("mean client", "worst client", "worst tenth", "variance", "class var."):
-        table.add_column(column, justify="right", no_wrap=True)
-    for row in comparison.rows:
-        table.add_row(
-            row.label.replace(":", "\n ").replace(",", "\n "),
-            *(_mean(*row.figure(name)) for name in ("mean_client_accuracy", "worst_client_accuracy")),
-            _mean(row.figure("worst_tenth_accuracy")[0], None),
-            *(_variance(row.figure(name)[0]) for name in ("client_variance", "class_variance")),
-        )
-    out.print(table)
-    out.print()
-
-
-def _print_federation(federation: Federation, title: str) -> None:
-    from fedfill.data.federation import class_table
-
-    header, rows = class_table(federation)
-    names = federation.class_names
-    # columns are as wide as their numbers, and a class's name may be broken; the other headings only between words
-    widths = [max(len(str(row[k])) for row in rows) for k in range(len(header))]
-    classes = slice(2, 2 + len(names))
-    for k in (0, 1, *range(classes.stop, len(header))):
-        widths[k] = max(widths[k], *map(len, header[k].split()))
-    if sum(widths) + 2 * len(widths) + 1 > out.width:
-        header[classes] = ["classes"]
-        rows = [[*row[:2], sum(count > 0 for count in row[classes]), *row[classes.stop :]] for row in rows]
-        title += f", {len(names)} classes"
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-    for column in header:
-        whole = column not in names and " " not in column
-        table.add_column(column, justify="right", overflow="fold", no_wrap=whole)
-    for row in rows[:MOST_ROWS]:
-        table.add_row(row[0], *(str(value) if value else "·" for value in row[1:]))
-    out.print(table)
-    if len(rows) > MOST_ROWS:
-        _paragraph(f"... and {len(rows) - MOST_ROWS} more clients, all of them in the picture.")
-    for note in federation.notes:
-        _paragraph(note)
-
-
-def _paragraph(text: str) -> None:
-    """Prose, broken between words at a width that reads well."""
-    out.print(text, markup=False, width=min(out.width, READABLE))
-
-
-def _mean(mean: float | None, deviation: float | None) -> str:
-    if mean is None:
-        return "-"
-    return f"{100 * mean:.2f}" if deviation is None else f"{100 * mean:.2f} ± {100 * deviation:.2f}"
-
-
-def _difference(difference: Difference | None) -> str:
-    if difference is None:
-        return "-"
-    mean = f"{100 * difference.mean:+.2f}"
-    return mean if difference.half_width is None else f"{mean} ± {100 * difference.half_width:.2f}"
-
-
-def _variance(mean: float | None) -> str:
-    return "-" if mean is None else f"{mean:.1f}"
-
-
-def _share(value: float) -> str:
-    return f"{value:.4f}"
-
-
-def _bytes(count: float) -> str:
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000 or unit == "GB":
-            break
-        count /= 1000
-    return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
