@@ -218,6 +218,14 @@ def test_what_is_not_shared_is_told() -> None:
     assert unshared(prepared("fedavg", latent_activation="none"), base) == [
         "another network: latent_activation=none (not sigmoid)"
     ]
+    # personal models stay with their hosts on flower, and so does what they are judged on
+    assert (
+        unshared(prepared("local"), base)
+        == unshared(prepared("local", engine="flower"), prepared("local", engine="flower"))
+        == []
+    )
+    judged = ["the test set: on flower personal models are judged by their hosts, each on its own test split"]
+    assert unshared(prepared("local", engine="flower"), prepared("fedavg", engine="flower")) == judged
 
 
 def test_pictures_are_drawn(tiny: Comparison) -> None:

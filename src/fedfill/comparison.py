@@ -200,6 +200,8 @@ def unshared(prepared: Prepared, baseline: Prepared) -> list[str]:
     budget = [f"{name}={own[name]} (not {other[name]})" for name in BUDGET if own[name] != other[name]]
     pooled = type(prepared.algorithm).pooled
     phrases = ["the clients' data and mini-batches: all training samples lie in one place"] if pooled else []
+    if prepared.experiment.engine == "flower" and prepared.algorithm.personal != baseline.algorithm.personal:
+        phrases.append("the test set: on flower personal models are judged by their hosts, each on its own test split")
     phrases += [f"another local budget: {', '.join(budget)}"] if budget else []
     shape, others = prepared.experiment.model_settings, baseline.experiment.model_settings
     network = [f"{name}={shape[name]} (not {others[name]})" for name in others if shape.get(name) != others[name]]
