@@ -8,7 +8,8 @@ from typing import Any, ClassVar
 
 import ray
 
-from fedfill.engines.ray import Actor, RayEngine
+from fedfill.engines.ray import RayEngine
+from fedfill.engines.ray_worker import Actor
 
 
 @functools.cache

@@ -238,8 +238,8 @@ def test_states_go_from_engine_to_engine(start: Callable[..., World]) -> None:
 def test_a_message_to_all_is_encoded_once(start: Callable[..., World], monkeypatch: pytest.MonkeyPatch) -> None:
     world = start(PooledEngine, 100, workers=2)
     packed: list[Any] = []
-    pack = module._pack
-    monkeypatch.setattr(module, "_pack", lambda thing: packed.append(thing) or pack(thing))
+    pack = module.pack
+    monkeypatch.setattr(module, "pack", lambda thing: packed.append(thing) or pack(thing))
     ask = Ask()
     world.round(0, ask)
     assert packed == [ask]

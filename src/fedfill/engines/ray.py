@@ -19,8 +19,6 @@ import socket
 import sys
 import threading
 import time
-import traceback
-import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -28,7 +26,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import ray
 import torch
 from ray.exceptions import RayError, RayTaskError
@@ -38,10 +35,27 @@ from fedfill import tree
 from fedfill.data.federation import Federation
 from fedfill.data.samples import Samples
 from fedfill.engines.contract import Message
-from fedfill.engines.exchange import Answers, Average, Averaging, Lost, Outcome, RemoteError, reason
-from fedfill.engines.host import Host, make_resident
+from fedfill.engines.exchange import Answers, Average, Lost, Outcome, RemoteError
 from fedfill.engines.local import processors
-from fedfill.errors import ContractError, FedfillError
+from fedfill.engines.ray_worker import (
+    Actor,
+    Array,
+    Bytes,
+    Group,
+    Judging,
+    Outcomes,
+    SentError,
+    Served,
+    Setup,
+    Stack,
+    Task,
+    pack,
+    receive_error,
+    receive_outcome,
+    receive_scored,
+    unpack,
+)
+from fedfill.errors import FedfillError
 from fedfill.privacy.ledger import Release
 from fedfill.training.aggregation import Mean, group_of, mean_of
 from fedfill.training.evaluation import (
@@ -51,8 +65,6 @@ from fedfill.training.evaluation import (
     Splits,
     gather,
     gather_personal,
-    score,
-    score_all,
     splits_of,
 )
 from fedfill.tree import Record, Tree, Weights
@@ -61,278 +73,6 @@ START = 60.0
 """Seconds in which the next of the workers that are being started has to be ready."""
 GRACE = 10.0
 """Seconds beyond its clients' time after which a worker that doesn't answer is given up."""
-
-Bytes = npt.NDArray[np.uint8]
-"""A tree's bytes; as an array they lie in the object store and aren't copied on the way."""
-Array = npt.NDArray[Any]
-_Outcomes = tuple[Array, Array]
-"""A `Scored`, as it crosses."""
-
-
-def _pack(thing: Tree) -> Bytes:
-    return np.frombuffer(tree.to_bytes(thing), np.uint8)
-
-
-def _unpack(data: Bytes, device: torch.device) -> Tree:
-    return tree.to(tree.from_bytes(data.tobytes()), device)
-
-
-def _in_place(inputs: Array, labels: Array) -> Samples:
-    """Samples on arrays of the object store.
-
-    Torch warns of arrays that are marked read-only, as its tensors can't carry the mark. A handler that writes into its
-    data all the same ends the run, on every engine.
-    """
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "The given NumPy array is not writable", UserWarning)
-        return Samples(torch.from_numpy(inputs), torch.from_numpy(labels))
-
-
-# What crosses
-
-
-@dataclass(frozen=True)
-class _Setup:
-    """What a worker knows from the start; program and model cross in Ray's own form, with the classes of a script."""
-
-    program: Any
-    template: nn.Module
-    kinds: dict[str, type[Record]]
-    initial: Bytes
-    classes: int
-    clients: int
-    seed: int
-    device: str
-    timeout: float | None
-
-
-@dataclass(frozen=True)
-class _Stack:
-    """The samples of some clients, one after the other."""
-
-    sizes: tuple[int, ...]
-    inputs: Array
-    labels: Array
-
-
-@dataclass(frozen=True)
-class _Group:
-    """What a group's clients hold."""
-
-    clients: tuple[int, ...]
-    train: _Stack
-    unlabelled: _Stack
-
-
-@dataclass(frozen=True)
-class _Task:
-    """A call to clients of one group, whose committed states come along where the worker doesn't hold them."""
-
-    group: int
-    handler: str
-    t: int
-    average: Average | None
-    keys: dict[int, int]
-    states: dict[int, Bytes] | None
-
-
-@dataclass(frozen=True)
-class _Judging:
-    """An evaluation of the own models of one group's clients, with their states as in `_Task`.
-
-    Attributes:
-        group: Which one.
-        key: Of the global weights.
-        splits: Where each client's own test split, and its validation split, are among all of them.
-        states: Or None, where the worker holds them.
-    """
-
-    group: int
-    key: int
-    splits: dict[int, tuple[slice, slice]]
-    states: dict[int, Bytes] | None
-
-
-@dataclass(frozen=True)
-class _Error:
-    """An exception: the name of one of our own, or none, and the place where a user's was raised.
-
-    A user's exception may not survive the way; its words do.
-    """
-
-    kind: str
-    text: str
-    trace: str = ""
-
-
-@dataclass(frozen=True)
-class _Sent:
-    """An `Outcome`, with reply and releases in one."""
-
-    reply: Bytes | None
-    error: _Error | None
-    size: int
-    fit_seconds: float
-    train_samples: int
-
-
-@dataclass(frozen=True)
-class _Served:
-    """What came of a task: outcomes without what was averaged, the means, states to commit, and what ends the run."""
-
-    outcomes: dict[int, _Sent]
-    means: Bytes | None
-    states: dict[int, Bytes]
-    error: _Error | None = None
-
-
-_OURS: dict[str, type[Exception]] = {kind.__name__: kind for kind in (Lost, FedfillError, ContractError)}
-
-
-def _send_error(error: BaseException) -> _Error:
-    for name, kind in _OURS.items():
-        if isinstance(error, kind):
-            return _Error(name, str(error))
-    return _Error("", reason(error), "".join(traceback.format_exception(error)))
-
-
-def _receive_error(sent: _Error) -> Exception:
-    if sent.kind:
-        return _OURS[sent.kind](sent.text)
-    error = RemoteError(sent.text)
-    error.add_note(sent.trace)
-    return error
-
-
-def _send(outcome: Outcome) -> _Sent:
-    error = None if outcome.error is None else _send_error(outcome.error)
-    reply = None if outcome.reply is None else _pack((outcome.reply, outcome.releases))
-    return _Sent(reply, error, outcome.size, outcome.fit_seconds, outcome.train_samples)
-
-
-def _receive(sent: _Sent, device: torch.device) -> Outcome:
-    error = None if sent.error is None else _receive_error(sent.error)
-    reply, releases = (None, ()) if sent.reply is None else _unpack(sent.reply, device)
-    return Outcome(reply, error, releases, sent.size, sent.fit_seconds, sent.train_samples)
-
-
-# In a worker
-
-
-class Actor:
-    """A worker process: one host, one model, and the data and states of some groups.
-
-    Args:
-        path: Where the driver finds modules.
-    """
-
-    def __init__(self, path: Sequence[str]) -> None:
-        sys.path.extend(folder for folder in path if folder not in sys.path)
-        torch.set_num_threads(1)  # as on the local engine: the same bits for any number of workers
-
-    def setup(self, setup: _Setup) -> None:
-        """Make host and model."""
-        for name, kind in setup.kinds.items():
-            kind.__qualname__ = name.removeprefix(f"{kind.__module__}.")
-            Record._kinds[name] = kind
-        self._device = torch.device(setup.device)
-        self._clients = setup.clients
-        self._resident = make_resident(setup.template, self._device)
-        self._program = setup.program
-        initial = _unpack(setup.initial, self._device)
-        self._host = Host(
-            setup.program, classes=setup.classes, initial=initial, seed=setup.seed, device=self._device, timeout=setup.timeout
-        )  # fmt: skip
-        self._data: dict[int, dict[int, tuple[Samples, Samples]]] = {}
-        self._states: dict[int, dict[int, Tree]] = {}
-        self._received: dict[int, Tree] = {}
-
-    def serve(self, task: _Task, data: _Group | None, *packed: Bytes) -> _Served:
-        """Run a handler on clients of one group, whose data come along where the worker doesn't hold them."""
-        outcomes: dict[int, _Sent] = {}
-        states: dict[int, Bytes] = {}
-        averaging = Averaging(task.average, self._clients)
-        try:
-            if data is not None:
-                self._adopt(task.group, data, task.states or {})
-            messages = self._receive(dict.fromkeys(task.keys.values()), packed)
-            mine, kept = self._data[task.group], self._states[task.group]
-            for i, key in task.keys.items():
-                outcome, state = self._host.serve(
-                    self._resident, task.handler, i, *mine[i], kept.get(i), messages[key], task.t
-                )
-                try:
-                    committed = {i: _pack(state)} if state else {}
-                    outcomes[i] = _send(averaging.add(i, outcome))
-                except TypeError as error:  # what can be measured and not be sent: a dict whose keys are pairs, say
-                    outcomes[i] = _send(Outcome(error=ContractError(f"'{task.handler}' {error}")))
-                    continue
-                if state:
-                    kept[i] = state
-                    states |= committed
-            self._host.check(task.handler)
-            means = averaging.groups.get(task.group)
-            return _Served(outcomes, _pack(means) if means else None, states)
-        except Exception as error:
-            return _Served(outcomes, None, states, _send_error(error))
-
-    def forget(self, group: int) -> None:
-        """Let go of a group that is another worker's now."""
-        self._data.pop(group, None)
-        self._states.pop(group, None)
-
-    def score(self, key: int, weights: Bytes, inputs: Array, labels: Array, start: int) -> _Outcomes:
-        """Whether each sample of a chunk was recognised, and its loss."""
-        self._resident.load(self._receive([key], [weights])[key])
-        chunk = slice(start, start + CHUNK)
-        return _plain(score(self._resident, _in_place(inputs[chunk], labels[chunk]).to(self._device)))
-
-    def score_personal(
-        self, task: _Judging, data: _Group | None, packed: Bytes,
-        inputs: Array, labels: Array, own_inputs: Array, own_labels: Array, held_inputs: Array, held_labels: Array,
-    ) -> dict[int, tuple[_Outcomes, _Outcomes, _Outcomes]]:  # fmt: skip
-        """The same of each client's own model, on the test set and on its own splits; states and models stay here."""
-        if data is not None:
-            self._adopt(task.group, data, task.states or {})
-        weights = self._receive([task.key], [packed])[task.key]
-        test = _in_place(inputs, labels).to(self._device)
-        scored = {}
-        for i, (mine, held) in task.splits.items():
-            state = self._states[task.group].get(i) or {}
-            self._resident.load(self._program.personal_weights(state, weights))
-            own = _in_place(own_inputs[mine], own_labels[mine]).to(self._device)
-            kept = _in_place(held_inputs[held], held_labels[held]).to(self._device)
-            first, second, third = (_plain(score_all(self._resident, part)) for part in (test, own, kept))
-            scored[i] = first, second, third
-        return scored
-
-    def _adopt(self, group: int, data: _Group, states: Mapping[int, Bytes]) -> None:
-        train, unlabelled = (self._divide(stack) for stack in (data.train, data.unlabelled))
-        self._data[group] = dict(zip(data.clients, zip(train, unlabelled, strict=True), strict=True))
-        self._states[group] = {i: _unpack(state, self._device) for i, state in states.items()}
-
-    def _divide(self, stack: _Stack) -> list[Samples]:
-        samples = _in_place(stack.inputs, stack.labels).to(self._device)
-        ends = itertools.accumulate(stack.sizes)
-        return [samples[end - size : end] for size, end in zip(stack.sizes, ends, strict=True)]
-
-    def _receive(self, keys: Iterable[int], packed: Iterable[Bytes]) -> dict[int, Tree]:
-        """Decode what the task before did not bring already; the messages of one task are kept."""
-        known = self._received
-        self._received = {
-            key: known[key] if key in known else _unpack(data, self._device)
-            for key, data in zip(keys, packed, strict=True)
-        }
-        return self._received
-
-
-def _plain(scored: Scored) -> _Outcomes:
-    return scored.correct.cpu().numpy(), scored.losses.cpu().numpy()
-
-
-def _scored(outcomes: _Outcomes) -> Scored:
-    return Scored(*map(torch.tensor, outcomes))
-
 
 # In the driver
 
@@ -388,7 +128,7 @@ class _Outbox:
         for i in clients:
             message = self._messages[i]
             if id(message) not in self._stored:
-                self._stored[id(message)] = next(self._numbers), ray.put(_pack(message))
+                self._stored[id(message)] = next(self._numbers), ray.put(pack(message))
             keys[i], stored[keys[i]] = self._stored[id(message)]
         return keys, list(stored.values())
 
@@ -501,11 +241,11 @@ class RayEngine:
             count = min(workers or (processors() if address is None else 1024), len(self._groups))
             _connect(address, count, self._undo)
             self.workers = self._affordable(count, workers)
-            setup = _Setup(
+            setup = Setup(
                 program=program,
                 template=copy.deepcopy(template).cpu(),
                 kinds=_unimportable(),
-                initial=_pack(initial),
+                initial=pack(initial),
                 classes=self._classes,
                 clients=self._clients,
                 seed=seed,
@@ -548,23 +288,23 @@ class RayEngine:
         outbox = _Outbox(messages, self._numbers)
         merge = _Merge(groups)
         outcomes: dict[int, Outcome] = {}
-        broken: list[_Error] = []
+        broken: list[SentError] = []
 
         def submit(worker: _Worker, job: _Job) -> Any:
             group = job.group
             assert group is not None
             keys, stored = outbox.store(job.clients)
             data, states = self._missing(worker, group)
-            return worker.actor.serve.remote(_Task(group, handler, t, average, keys, states), data, *stored)
+            return worker.actor.serve.remote(Task(group, handler, t, average, keys, states), data, *stored)
 
-        def finish(job: _Job, served: _Served) -> None:
+        def finish(job: _Job, served: Served) -> None:
             assert job.group is not None
             for i, sent in served.outcomes.items():
-                outcomes[i] = _receive(sent, self._device)
+                outcomes[i] = receive_outcome(sent, self._device)
                 outbox.done(i)
             for i, state in served.states.items():
                 self._states[i] = state.tobytes()
-            merge.add(job.group, job.clients, {} if served.means is None else _unpack(served.means, self._device))
+            merge.add(job.group, job.clients, {} if served.means is None else unpack(served.means, self._device))
             if served.error is not None:
                 broken.append(served.error)
 
@@ -582,7 +322,7 @@ class RayEngine:
 
         self._run([_Job(group, tuple(members)) for group, members in sorted(groups.items())], submit, finish, give_up)
         if broken:
-            raise _receive_error(broken[0])
+            raise receive_error(broken[0])
         return Answers(outcomes, merge.total)
 
     def evaluate(self, weights: Weights, t: int) -> Evaluation:
@@ -603,15 +343,15 @@ class RayEngine:
         assert self._splits is not None
         sizes = [len(part) for part in self._splits.all]
         chunks = [(split, start) for split, size in enumerate(sizes) for start in range(0, size, CHUNK)]
-        key, packed = next(self._numbers), ray.put(_pack(weights))
+        key, packed = next(self._numbers), ray.put(pack(weights))
         scored: dict[int, Scored] = {}
 
         def submit(worker: _Worker, job: _Job) -> Any:
             split, start = chunks[job.chunk]
             return worker.actor.score.remote(key, packed, *self._tests[split], start)
 
-        def finish(job: _Job, result: _Outcomes) -> None:
-            scored[job.chunk] = _scored(result)
+        def finish(job: _Job, result: Outcomes) -> None:
+            scored[job.chunk] = receive_scored(result)
 
         self._run([_Job(chunk=k) for k in range(len(chunks))], submit, finish, _once_more)
         ordered = [scored[k] for k in range(len(chunks))]
@@ -619,7 +359,7 @@ class RayEngine:
 
     def _evaluate_personal(self, weights: Weights) -> Evaluation:
         """Where the clients' states are, group by group."""
-        key, packed = next(self._numbers), ray.put(_pack(weights))
+        key, packed = next(self._numbers), ray.put(pack(weights))
         assert self._splits is not None
         places = self._splits.places()
         scored: dict[int, tuple[Scored, Scored, Scored]] = {}
@@ -628,12 +368,15 @@ class RayEngine:
             group = job.group
             assert group is not None
             data, states = self._missing(worker, group)
-            task = _Judging(group, key, {i: places[i] for i in self._groups[group]}, states)
+            task = Judging(group, key, {i: places[i] for i in self._groups[group]}, states)
             stored = itertools.chain.from_iterable(self._tests)
             return worker.actor.score_personal.remote(task, data, packed, *stored)
 
-        def finish(job: _Job, result: dict[int, tuple[_Outcomes, _Outcomes, _Outcomes]]) -> None:
-            scored.update((i, (_scored(test), _scored(own), _scored(held))) for i, (test, own, held) in result.items())
+        def finish(job: _Job, result: dict[int, tuple[Outcomes, Outcomes, Outcomes]]) -> None:
+            scored.update(
+                (i, (receive_scored(test), receive_scored(own), receive_scored(held)))
+                for i, (test, own, held) in result.items()
+            )
 
         self._run([_Job(group) for group in sorted(self._groups)], submit, finish, _once_more)
         ordered = [scored[i] for i in range(self._clients)]
@@ -682,13 +425,13 @@ class RayEngine:
                 for parts in zip(*((s.inputs, s.labels) for s in samples), strict=True)
             )  # type: ignore[return-value]
 
-        def stacked(samples: Sequence[Samples]) -> _Stack:
-            return _Stack(tuple(map(len, samples)), *stored(samples))
+        def stacked(samples: Sequence[Samples]) -> Stack:
+            return Stack(tuple(map(len, samples)), *stored(samples))
 
         self._sizes = {g: sum(len(clients[i].train) for i in members) for g, members in self._groups.items()}
         self._data = {
             group: ray.put(
-                _Group(
+                Group(
                     tuple(members),
                     stacked([clients[i].train for i in members]),
                     stacked([clients[i].unlabelled for i in members]),
@@ -906,7 +649,7 @@ def _unimportable() -> dict[str, type[Record]]:
     return {name: kind for name, kind in Record._kinds.items() if kind.__module__ == "__main__"}
 
 
-def _put(setup: _Setup) -> Any:
+def _put(setup: Setup) -> Any:
     try:
         return ray.put(setup)
     except (TypeError, AttributeError) as error:
