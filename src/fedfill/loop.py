@@ -307,8 +307,9 @@ def _evaluate(algorithm: Algorithm, server: Server, engine: Engine, t: int) -> d
     """The figures of an evaluation, with what the hosts' own part of it releases in the ledger."""
     evaluation = engine.evaluate(algorithm.global_weights(server), t)
     if engine.evaluation is not None:
-        for i, accuracy in enumerate(evaluation.accuracy_by_client):
-            if accuracy is not None:
+        held = evaluation.validation_by_client or [None] * len(evaluation.accuracy_by_client)
+        for i, told in enumerate(zip(evaluation.accuracy_by_client, held, strict=True)):
+            if told != (None, None):
                 server.ledger.add(i, "evaluation", engine.evaluation)
     if not math.isfinite(evaluation.loss):
         raise FedfillError(

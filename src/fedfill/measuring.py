@@ -176,7 +176,8 @@ def pseudo_labels(rounds: list[dict[str, Any]], federation: Federation) -> list[
 
     Returns:
         By round, as in ``measures.json``: share with a label, and share of these labels that are of a class of the image's
-        owner, None where there is no label; None where no server labelled, or where clients hold samples without labels.
+        owner, None where there is no label (of images that came with labels, all are); None where the server holds no labels,
+        or where clients hold samples without labels.
     """
     if not all("labelled_by_owner" in record for record in rounds):
         return None

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock
 from pydantic import BaseModel, ConfigDict, Field
 
 from fedfill import __version__
@@ -92,7 +93,7 @@ class Entry:
         row: Its name.
         seed: Of the run.
         digest: Identifies the run: settings, data, initial weights and version, but not the machine.
-        figures: Those of `KEPT`; ``curve`` has pairs of a round and the accuracy on the test set after it.
+        figures: Those of `KEPT`; ``curve`` has the accuracy on the test set by round.
     """
 
     row: str
@@ -184,15 +185,17 @@ def reproduce(
                 continue
             prepared = arranged(row.name, seed)
             place = Path(out) / folder.name / f"{_slug(row.name)}-seed{seed}-{prepared.digest[:8]}"
-            # a run that tables or rows share has one folder
-            place = min(Path(out).glob(f"*/*-seed{seed}-{prepared.digest[:8]}"), default=place)
+            if not place.exists():  # tables and rows share finished runs
+                done = Path(out).glob(f"*/*-seed{seed}-{prepared.digest[:8]}/summary.json")
+                place = min((path.parent for path in done), default=place)
             result = launch(prepared, place, on_run(row.name, seed) if on_run else None)
-            figures = {name: result.summary.get(name) for name in KEPT} | {"curve": [*map(list, result.curve.items())]}
+            figures = {name: result.summary.get(name) for name in KEPT} | {"curve": result.curve}
             new = Entry(row.name, seed, prepared.digest, figures)
-            # read again: another process may have added figures meanwhile
-            others = [e for e in _read(folder) if (e.row, e.seed, e.digest) != (new.row, new.seed, new.digest)]
-            found = table_of([*others, new])
-            write(found)
+            with writing(folder / ".lock"), FileLock(folder / ".lock"):
+                # read again: another process may have added figures meanwhile
+                others = [e for e in _read(folder) if (e.row, e.seed, e.digest) != (new.row, new.seed, new.digest)]
+                found = table_of([*others, new])
+                write(found)
     return found
 
 
@@ -248,7 +251,7 @@ def write(found: Reproduction) -> None:
     entries = sorted(found.entries, key=lambda entry: (order[entry.row], entry.seed))
     document = [
         {"row": e.row, "seed": e.seed, "digest": e.digest}
-        | {name: value for name, value in e.figures.items() if value is not None or name in REQUIRED}
+        | {name: value for name, value in e.figures.items() if name in REQUIRED or value not in (None, {})}
         for e in (*entries, *found.others)
     ]
     lines = ",\n".join(map(json.dumps, document))  # one for each run
@@ -264,7 +267,7 @@ def write(found: Reproduction) -> None:
 def _curves(found: Reproduction) -> dict[str, list[dict[int, float]]]:
     """Accuracies by round of the rows that have some, where the table wants a picture of them."""
     rows = found.table.rows if found.table.curves else []
-    curves = {row.name: [dict(run.figures["curve"] or []) for run in found.of(row)] for row in rows}
+    curves = {row.name: [run.figures["curve"] for run in found.of(row)] for row in rows}
     return {name: seeds for name, seeds in curves.items() if seeds and all(seeds)}
 
 
@@ -361,11 +364,15 @@ def _read(folder: Path) -> list[Entry]:
                 item["row"],
                 item["seed"],
                 item["digest"],
-                {**{name: item.get(name) for name in KEPT}, **{name: item[name] for name in REQUIRED}},
+                {
+                    **{name: item.get(name) for name in KEPT},
+                    **{name: item[name] for name in REQUIRED},
+                    "curve": {int(t): float(accuracy) for t, accuracy in item.get("curve", {}).items()},
+                },
             )
             for item in document
         ]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise FedfillError(
             f"table: {path} is damaged ({type(error).__name__}: {error}); remove it and run the table again"
         ) from error

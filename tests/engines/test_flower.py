@@ -631,6 +631,26 @@ def test_a_run_with_personal_models_on_hosts(stop_after: int | None, tmp_path: P
     assert execute(prepared, path, connect=connect(3)).was_finished
 
 
+@pytest.mark.parametrize(
+    ("client_test", "splits"),
+    [(0.0, "the client's own validation split, exact"), (0.2, "the client's own test and validation splits, exact")],
+)
+def test_scores_of_validation_splits_are_releases(client_test: float, splits: str, tmp_path: Path) -> None:
+    options = {"clients": 3, "rounds": 1, "local_steps": 1, "client_test": client_test, "client_validation": 0.2}
+    prepared = arrange("fedavg", data="digits", partition="iid", model="auto", engine="flower", **options)
+    parts = (prepared.algorithm, prepared.federation, prepared.model, prepared.initial)
+
+    def connect(*_: Any) -> InProcessEngine:
+        return InProcessEngine(
+            *parts, folder=tmp_path / "hosts", evaluate_clients=client_test > 0, validate_clients=True
+        )
+
+    summary = execute(prepared, tmp_path / "run", connect=connect).summary
+    assert summary["selected_round"] == 1
+    (entry,) = [entry for entry in summary["privacy"]["entries"] if entry["released"] == "evaluation"]
+    assert (entry["mechanism"], entry["clients"]) == (f"accuracy on {splits}", 3)
+
+
 def test_noise_of_a_deployment_follows_from_a_key_that_only_the_host_has() -> None:
     def draw(key: bytes, *name: str | int) -> float:
         return float(torch.rand(1, generator=secret_stream(key, *name), dtype=torch.float64))

@@ -152,6 +152,16 @@ def test_accuracy_curves_stand_at_their_rounds(tmp_path: Path) -> None:
     assert widths[1] == pytest.approx(widths[0] / 2, rel=0.1)
 
 
+def test_the_title_counts_seeds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    titles: list[str] = []
+    monkeypatch.setattr("matplotlib.axes.Axes.set_title", lambda _axes, title, **_: titles.append(title))
+    one, two = [{1: 0.5}], [{1: 0.5}, {1: 0.6}]
+    for curves in ({"a": one}, {"a": two, "b": two}, {"a": one, "b": two}):
+        accuracy_curves(curves, tmp_path / "curves.png")
+    ends = [title.removeprefix("accuracy per round") for title in titles]
+    assert ends == [", one seed", ": mean and range of 2 seeds", ": mean and range of 1 to 2 seeds"]
+
+
 def test_accuracy_bars_are_as_long_as_their_means(tmp_path: Path) -> None:
     def shades(finals: dict[str, tuple[list[float], list[float | None]]]) -> dict[bool, int]:
         accuracy_bars(finals, tmp_path / "bars.png")

@@ -1,5 +1,7 @@
 """Forward-mode derivatives of plain networks against torch's, and which networks are refused."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -10,7 +12,7 @@ from fedfill.data.samples import Batch
 from fedfill.models.layers import output_of
 from fedfill.models.networks import ModelSettings, build
 from fedfill.training import tangents
-from fedfill.training.tangents import scores_and_tangent
+from fedfill.training.tangents import is_plain, scores_and_tangent
 
 STREAM = torch.Generator().manual_seed(0)
 X = torch.randn(6, 1, 12, 12, generator=STREAM).double()
@@ -33,8 +35,8 @@ def network(name: str) -> nn.Module:
 @pytest.mark.parametrize("name", PLAIN)
 def test_it_is_torchs_derivative(name):
     model = network(name)
+    assert is_plain(model)
     found = scores_and_tangent(model, X, DIRECTION)
-    assert found is not None
     scores, tangent = jvp(model, X, DIRECTION.expand_as(X))
     torch.testing.assert_close(found, (scores, tangent), rtol=1e-9, atol=1e-12)
     assert tangent.abs().min() > 1e-6
@@ -48,7 +50,7 @@ def test_fedmix_trains_alike_on_both_ways(name, monkeypatch):
         return [loss, *torch.autograd.grad(loss, list(model.parameters()))]
 
     fast = gradients()
-    monkeypatch.setattr("fedfill.algorithms.fedmix.scores_and_tangent", lambda *_: None)
+    monkeypatch.setattr("fedfill.algorithms.fedmix.is_plain", lambda _: False)
     torch.testing.assert_close(fast, gradients(), rtol=1e-9, atol=1e-12)
 
 
@@ -57,7 +59,7 @@ def test_overlapping_pools_strides_and_every_rule():
     model = nn.Sequential(
         nn.Conv2d(1, 3, 3, stride=2, padding=1, padding_mode="circular"), nn.MaxPool2d(3, 2, padding=1, ceil_mode=True), nn.Tanh(),
         nn.Conv2d(3, 6, 2, groups=3, dilation=2), nn.ReLU(), nn.Flatten(), nn.Linear(24, 8), nn.Identity(), nn.Sigmoid(),
-        nn.Unflatten(1, (2, 2, 2)), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(2, 5),
+        nn.Linear(8, 5),
     ).double()  # fmt: skip
     assert {type(layer) for layer in model} == set(tangents.RULES)
     found = scores_and_tangent(model, X, DIRECTION)
@@ -72,23 +74,36 @@ def test_hooks_of_others_see_one_pass():
     assert not any(layer._forward_hooks for layer in model.modules())
 
 
-class Between(nn.Module):
-    """Computes something that no layer sees."""
+def test_a_hook_that_changes_what_goes_on_is_behind_ours():
+    """The tangent is that of what the layer made, and of what the next one got where a hook of others put something in between."""
+    model = network("cnn2")
+    (pool,) = [layer for layer in model.modules() if isinstance(layer, nn.Flatten)]
+    pool.register_forward_hook(lambda _layer, _inputs, output: output + 0)
+    torch.testing.assert_close(
+        scores_and_tangent(model, X, DIRECTION), jvp(model, X, DIRECTION.expand_as(X)), rtol=1e-9, atol=1e-12
+    )
 
-    def __init__(self, where: str) -> None:
+
+class Between(nn.Module):
+    """Layers with a rule, and what no layer sees between them."""
+
+    def __init__(self, between: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
-        self.flat, self.first, self.second, self.where = nn.Flatten(), nn.Linear(144, 5), nn.Linear(5, 5), where
+        self.flat, self.first, self.second, self.between = nn.Flatten(), nn.Linear(144, 5), nn.Linear(5, 5), between
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.first(self.flat(x * 2 if self.where == "before" else x))
-        x = x + self.second(x) if self.where == "around" else self.second(x.exp() if self.where == "between" else x)
-        return x.exp() if self.where == "behind" else x
+        return self.second(input=self.between(self.first(self.flat(x))))
 
 
-@pytest.mark.parametrize("where", ["before", "between", "around", "behind"])
-def test_what_layers_do_not_see_takes_the_other_way(where):
-    model = Between(where).double()
-    assert scores_and_tangent(model, X, DIRECTION) is None
+@pytest.mark.parametrize(
+    "between",
+    [torch.exp, lambda h: h.mul_(3), lambda h: nn.functional.relu(h, inplace=True)],
+    ids=["exp", "mul_", "relu_"],
+)
+def test_networks_that_compute_between_their_layers_take_the_other_way(between):
+    torch.manual_seed(0)
+    model = Between(between).double()
+    assert not is_plain(model)
     scores, tangent = jvp(model, 0.7 * X, DIRECTION.expand_as(X))
     slope = scores.softmax(1) - nn.functional.one_hot(BATCH.labels, 5)
     loss = FedMix(mix=0.3)
@@ -96,13 +111,17 @@ def test_what_layers_do_not_see_takes_the_other_way(where):
     assert with_term - without == pytest.approx(0.7 * 0.3 * (slope * tangent).sum().item() / 6, rel=1e-6)
 
 
+class Doubled(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * super().forward(x)
+
+
 @pytest.mark.parametrize(
     "layer",
-    [nn.BatchNorm2d(1), nn.ReLU(inplace=True), nn.Dropout(0.5), nn.GroupNorm(1, 1)],
+    [nn.BatchNorm2d(1), nn.ReLU(inplace=True), nn.Dropout(0.5), nn.GroupNorm(1, 1), nn.Flatten(0, 1), Doubled(12, 12),
+     nn.utils.parametrizations.weight_norm(nn.Linear(12, 12)), nn.ModuleList([nn.ReLU()])],
     ids=lambda layer: type(layer).__name__,
-)
-def test_layers_without_a_rule_are_not_run(layer):
-    model = nn.Sequential(nn.Identity(), layer, nn.Flatten(), nn.Linear(144, 5)).double()
-    with output_of(model[0]) as seen:
-        assert scores_and_tangent(model, X, DIRECTION) is None
-    assert not seen
+)  # fmt: skip
+def test_layers_without_a_rule(layer):
+    assert is_plain(nn.Sequential(nn.ReLU(), nn.Sequential(nn.Tanh())))
+    assert not is_plain(nn.Sequential(nn.ReLU(), nn.Sequential(layer)))

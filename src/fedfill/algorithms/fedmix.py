@@ -9,7 +9,7 @@ from torch.nn import functional
 from fedfill.algorithms.naivemix import NaiveMix
 from fedfill.data.samples import Batch
 from fedfill.training.mixup import mixed_entropy
-from fedfill.training.tangents import scores_and_tangent
+from fedfill.training.tangents import is_plain, scores_and_tangent
 
 
 class FedMix(NaiveMix):
@@ -25,8 +25,8 @@ class FedMix(NaiveMix):
         """
         u = (1 - self.mix) * batch.inputs  # [b, ...]
         n = len(batch.labels)
-        if moved := scores_and_tangent(model, u, mean):
-            scores, tangent = moved  # [b, classes] each
+        if is_plain(model):
+            scores, tangent = scores_and_tangent(model, u, mean)  # [b, classes] each
             slope = scores.softmax(1) - functional.one_hot(batch.labels, scores.shape[1])  # d CE / d scores
             towards = (slope * tangent).sum() / n
         else:

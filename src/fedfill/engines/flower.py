@@ -255,13 +255,14 @@ class FlowerEngine:
         enough: int = 1,
     ) -> None:
         self.workers = clients
+        own = "test" if evaluate_clients else ""
+        own += " and validation" if own and validate_clients else "validation" if validate_clients else ""
+        splits = f"the client's own {own} split{'s' if evaluate_clients and validate_clients else ''}, exact"
         if program.personal:
-            scores, test = "accuracy by class and loss of the client's own model on its own test split, exact", test[:0]
+            scores, test = f"accuracy by class and loss of the client's own model on {splits}", test[:0]
         else:
-            scores = "accuracy on the client's own test split, exact"
-        if validate_clients:
-            scores += "; accuracy on its validation split, exact"
-        self.evaluation = unbounded(scores) if evaluate_clients or validate_clients else None
+            scores = f"accuracy on {splits}"
+        self.evaluation = unbounded(scores) if own else None
         if not len(test) and not evaluate_clients:
             raise FedfillError(
                 "client_test: found 0 on a server without a test set; allowed: more than 0, or a test-data"

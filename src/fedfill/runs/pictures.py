@@ -160,9 +160,10 @@ def accuracy_curves(curves: Mapping[str, Sequence[Mapping[int, float]]], path: P
         axes.plot(rounds, values.mean(0), color=_colour(k), label=label, linewidth=1.6, **style)
         if len(values) > 1:
             axes.fill_between(rounds, values.min(0), values.max(0), color=_colour(k), alpha=0.18, linewidth=0)
-    count = len(next(iter(curves.values())))
+    few, many = (pick(len(seeds) for seeds in curves.values()) for pick in (min, max))
+    count = f"{few} to {many}" if few < many else str(many)
     axes.set_title(
-        "accuracy per round" + (f": mean and range of {count} seeds" if count > 1 else ", one seed"),
+        "accuracy per round" + (f": mean and range of {count} seeds" if many > 1 else ", one seed"),
         loc="left",
         color=INK,
         fontsize=11,

@@ -1,4 +1,4 @@
-"""Forward-mode differentiation of plain networks: how the scores move when all inputs move in one direction.
+"""Forward-mode differentiation of plain networks, chains of well-known layers: how the scores move when all inputs move in one direction.
 
 torch's own forward mode has one state per process, and workers are threads.
 """
@@ -10,6 +10,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+
+from fedfill.models.networks import Classifier, Encoder
 
 # the tangent of a layer's output from (layer, input, output, tangent of the input)
 Rule = Callable[[nn.Module, Tensor, Tensor, Tensor], Tensor]
@@ -47,42 +49,54 @@ RULES: dict[type[nn.Module], Rule] = {
     nn.Sigmoid: lambda _layer, _x, y, tangent: tangent * (y * (1 - y)),
     nn.Tanh: lambda _layer, _x, y, tangent: tangent * (1 - y * y),
     nn.Flatten: lambda layer, _x, _y, tangent: layer.forward(tangent),
-    nn.Unflatten: lambda layer, _x, _y, tangent: layer.forward(tangent),
     nn.Identity: lambda _layer, _x, _y, tangent: tangent,
 }
+"""By type of layer; a subclass may compute something else, and has none."""
+CHAINS = {nn.Sequential, Classifier, Encoder}
+"""Modules that hand each part's output to the next part and compute nothing themselves."""
 
 
-def scores_and_tangent(model: nn.Module, x: Tensor, direction: Tensor) -> tuple[Tensor, Tensor] | None:
-    """Scores, and their derivative when every input moves in one direction; both keep their graphs to the parameters.
-
-    The model is called as usual, and a hook behind each layer carries the tangent along, for about the price of one more
-    forward pass.
+def is_plain(model: nn.Module) -> bool:
+    """Whether `scores_and_tangent` knows all that a network computes.
 
     Args:
-        model: In training.
+        model: Any.
+
+    Returns:
+        Whether it is a chain of layers with a rule, none of which works in place.
+    """
+    return all(
+        type(part) in CHAINS
+        if next(part.children(), None)
+        else type(part) in RULES and not getattr(part, "inplace", False) and getattr(part, "start_dim", 1) == 1
+        for part in model.modules()
+    )
+
+
+def scores_and_tangent(model: nn.Module, x: Tensor, direction: Tensor) -> tuple[Tensor, Tensor]:
+    """Scores, and their derivative when every input moves in one direction; both keep their graphs to the parameters.
+
+    The model is called as usual, and a hook behind each layer carries the tangent along.
+
+    Args:
+        model: A plain network.
         x: Inputs, ``[b, ...]``.
         direction: Of the shape of one input.
 
     Returns:
-        Scores ``[b, classes]`` and J(x) direction, ``[b, classes]``; None where the model has other layers than those of
-        `RULES`, or computes between them.
+        Scores ``[b, classes]`` and J(x) direction, ``[b, classes]``.
     """
-    layers = [layer for layer in model.modules() if not next(layer.children(), None)]
-    if any(type(layer) not in RULES or getattr(layer, "inplace", False) for layer in layers):
-        return None
-    known = (x, direction.unsqueeze(0))  # the last output, and its tangent
+    tangent = direction.unsqueeze(0)  # [1, ...] until a layer makes samples differ
 
     def carry(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        nonlocal known
-        last, tangent = known
-        if inputs[0] is last:
-            known = output, RULES[type(layer)](layer, last, output, tangent)
+        nonlocal tangent
+        tangent = RULES[type(layer)](layer, inputs[0], output, tangent)
 
-    hooks = [layer.register_forward_hook(carry) for layer in layers]
+    # before the hooks of others, which may change what goes on
+    hooks = [part.register_forward_hook(carry, prepend=True) for part in model.modules() if type(part) in RULES]
     try:
         scores = model(x)
     finally:
         for hook in hooks:
             hook.remove()
-    last, tangent = known
-    return (scores, tangent.expand_as(scores)) if scores is last else None
+    return scores, tangent.expand_as(scores)
