@@ -74,14 +74,31 @@ def test_hooks_of_others_see_one_pass():
     assert not any(layer._forward_hooks for layer in model.modules())
 
 
-def test_a_hook_that_changes_what_goes_on_is_behind_ours():
-    """The tangent is that of what the layer made, and of what the next one got where a hook of others put something in between."""
-    model = network("cnn2")
-    (pool,) = [layer for layer in model.modules() if isinstance(layer, nn.Flatten)]
-    pool.register_forward_hook(lambda _layer, _inputs, output: output + 0)
-    torch.testing.assert_close(
-        scores_and_tangent(model, X, DIRECTION), jvp(model, X, DIRECTION.expand_as(X)), rtol=1e-9, atol=1e-12
-    )
+@pytest.mark.parametrize("register", ["register_forward_hook", "register_forward_pre_hook"])
+def test_hooks_may_change_what_goes_on_and_take_the_other_way(register):
+    changes = {
+        "register_forward_hook": lambda _layer, _inputs, output: 3 * output,
+        "register_forward_pre_hook": lambda _layer, inputs: (3 * inputs[0],),
+    }
+
+    def gradients(hooked: bool) -> list[Tensor]:
+        model = network("cnn2fc-small")
+        if hooked:
+            getattr(model.classifier, register)(changes[register])
+        assert is_plain(model) != hooked
+        loss = FedMix(mix=0.3).mixed_loss(model, BATCH, DIRECTION, TARGET)
+        return [loss, *torch.autograd.grad(loss, list(model.parameters()))]
+
+    # three times the classifier's weights, and its bias where the whole output is changed, are the same change
+    model = network("cnn2fc-small")
+    with torch.no_grad():
+        model.classifier.weight *= 3
+        model.classifier.bias *= 3 if register == "register_forward_hook" else 1
+    assert is_plain(model)
+    expected = FedMix(mix=0.3).mixed_loss(model, BATCH, DIRECTION, TARGET)
+    found = gradients(hooked=True)[0]
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
+    assert not torch.isclose(found, gradients(hooked=False)[0])
 
 
 class Between(nn.Module):

@@ -255,9 +255,8 @@ class FlowerEngine:
         enough: int = 1,
     ) -> None:
         self.workers = clients
-        own = "test" if evaluate_clients else ""
-        own += " and validation" if own and validate_clients else "validation" if validate_clients else ""
-        splits = f"the client's own {own} split{'s' if evaluate_clients and validate_clients else ''}, exact"
+        own = [name for name, there in (("test", evaluate_clients), ("validation", validate_clients)) if there]
+        splits = f"the client's own {' and '.join(own)} split{'s' if len(own) > 1 else ''}, exact"
         if program.personal:
             scores, test = f"accuracy by class and loss of the client's own model on {splits}", test[:0]
         else:

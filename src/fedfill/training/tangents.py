@@ -63,8 +63,11 @@ def is_plain(model: nn.Module) -> bool:
         model: Any.
 
     Returns:
-        Whether it is a chain of layers with a rule, none of which works in place.
+        Whether it is a chain of layers with a rule, none of which works in place, and without hooks, which may change what
+        goes on.
     """
+    if any(part._forward_hooks or part._forward_pre_hooks for part in model.modules()):
+        return False
     return all(
         type(part) in CHAINS
         if next(part.children(), None)
@@ -92,8 +95,7 @@ def scores_and_tangent(model: nn.Module, x: Tensor, direction: Tensor) -> tuple[
         nonlocal tangent
         tangent = RULES[type(layer)](layer, inputs[0], output, tangent)
 
-    # before the hooks of others, which may change what goes on
-    hooks = [part.register_forward_hook(carry, prepend=True) for part in model.modules() if type(part) in RULES]
+    hooks = [part.register_forward_hook(carry) for part in model.modules() if type(part) in RULES]
     try:
         scores = model(x)
     finally:
