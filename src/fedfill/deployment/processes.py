@@ -537,11 +537,23 @@ def _signal(groups: Iterable[int], kind: signal.Signals, folder: Path) -> set[in
 
 def _command_line(pid: int) -> str:
     """The command line of a process; empty where it has ended."""
-    if Path("/proc/self/cmdline").exists():
-        with suppress(OSError):
-            return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-        return ""
-    return subprocess.run(["ps", "-ww", "-o", "command=", "-p", str(pid)], capture_output=True, text=True).stdout
+    if not Path("/proc/self/cmdline").exists():
+        return subprocess.run(["ps", "-ww", "-o", "command=", "-p", str(pid)], capture_output=True, text=True).stdout
+    command, deadline = "", time.monotonic() + _GRACE
+    with suppress(OSError):
+        # a program that is just being started runs, and has no command line yet
+        while not command and _state(Path(f"/proc/{pid}/stat"))[0] not in "ZX":
+            command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            if not command and time.monotonic() > deadline:  # one of the kernel's own threads never has one
+                return "nameless"
+            time.sleep(0 if command else _TICK)
+    return command
+
+
+def _state(stat: Path) -> tuple[str, int]:
+    """The state letter of a process and the number of its group, of its ``/proc/<pid>/stat``."""
+    state, _, group, *_ = stat.read_text(errors="replace").rpartition(")")[2].split()
+    return state, int(group)
 
 
 def _alive(groups: Iterable[int]) -> set[int]:
@@ -550,9 +562,9 @@ def _alive(groups: Iterable[int]) -> set[int]:
     if Path("/proc/self/stat").exists():
         for stat in Path("/proc").glob("[0-9]*/stat"):
             with suppress(OSError):
-                state, _, number, *_ = stat.read_text(errors="replace").rpartition(")")[2].split()
+                state, number = _state(stat)
                 if state not in "ZX":
-                    found.add(int(number))
+                    found.add(number)
         return wanted & found
     for group in wanted:
         with suppress(ProcessLookupError, PermissionError):
