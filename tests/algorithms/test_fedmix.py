@@ -1,5 +1,7 @@
 """FedMix: the Taylor term by hand, its order, and that it trains."""
 
+import math
+
 import pytest
 import torch
 from tests.helpers import run_rounds
@@ -62,6 +64,30 @@ def test_the_third_term_trains():
 
     with_term, without = gradients(MEAN), gradients(torch.zeros(3).double())
     assert all((a - b).abs().max() > 1e-4 for a, b in zip(with_term[:3], without[:3], strict=True))
+
+
+def test_without_its_first_order_it_is_the_two_entropies():
+    model, mix = smooth(), 0.3
+    scores = model((1 - mix) * X)
+    expected = (1 - mix) * functional.cross_entropy(scores, BATCH.labels)
+    expected = expected + mix * functional.cross_entropy(scores, TARGET.expand(5, 4))
+    torch.testing.assert_close(FedMix(mix=mix, first_order=False).mixed_loss(model, BATCH, MEAN, TARGET), expected)
+
+
+def test_its_first_order_has_no_lower_bound():
+    """A network may move its scores along the mean and nowhere else: mixup's loss stays above 0, its expansion falls for ever."""
+    mix, model = 0.1, nn.Linear(2, 2, bias=False).double()
+    x, mean, target = (
+        torch.tensor([[1.0, 0.0]]).double(),
+        torch.tensor([0.0, 1.0]).double(),
+        torch.tensor([0.5, 0.5]).double(),
+    )
+    for scale in (1.0, 1000.0):
+        with torch.no_grad():
+            model.weight.copy_(torch.tensor([[0.0, scale], [0.0, 0.0]]))
+        loss = FedMix(mix=mix).mixed_loss(model, Batch(x, torch.tensor([0]), torch.arange(1)), mean, target)
+        # scores of 0 at u, where the gradient in u is -1/2 of the scale
+        assert loss.item() == pytest.approx(math.log(2) - (1 - mix) * mix * scale / 2)
 
 
 def test_it_exchanges_like_naivemix():
