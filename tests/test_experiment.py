@@ -749,6 +749,26 @@ def test_a_setting_that_is_none_leaves_an_experiment_what_it_was(monkeypatch: py
     assert len({digest(number) for number in (None, 1, 100)}) == 3
 
 
+def test_augmentation_gives_the_same_bits_on_any_number_of_workers_and_after_a_resume(tmp_path: Path) -> None:
+    plain = {**TINY, "rounds": 2, "local_steps": 2}
+    options = {**plain, "augmentation": "crop_colour"}
+    one = fedfill.run("fedavg", **options, workers=1, out=tmp_path / "one")
+    with pytest.raises(Stop):
+        fedfill.run("fedavg", **options, workers=2, out=tmp_path / "two", on_round=stop)
+    assert fedfill.resume(tmp_path / "two").summary["weights_sha256"] == one.summary["weights_sha256"]
+    without = fedfill.run("fedavg", **plain, out=tmp_path / "plain")
+    assert without.summary["weights_sha256"] != one.summary["weights_sha256"]
+
+
+def test_augmentation_of_what_is_no_image_is_refused(tmp_path: Path) -> None:
+    rows = (np.zeros((60, 4), np.float32), np.arange(60) % 2)
+    with pytest.raises(
+        FedfillError, match=r"^augmentation: found shift with samples of shape \[4\]; allowed: none, or data of images"
+    ):
+        fedfill.run("fedavg", data=(*rows, *rows), clients=2, rounds=1, augmentation="shift", out=tmp_path / "r")
+    assert not (tmp_path / "r").exists()
+
+
 @pytest.mark.parametrize("number", [0, -1, 1.5, "many", True])
 def test_a_number_of_labels_that_is_none(number: Any, tmp_path: Path) -> None:
     with pytest.raises(FedfillError, match=r"^labelled_per_client: found .*; allowed: (at least 1|a whole number)$"):

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from fedfill.data.samples import Batch, Samples
 from fedfill.engines.contract import Server
 from fedfill.errors import FedfillError, did_you_mean
+from fedfill.training.augmentation import Augmentation, require
 from fedfill.training.local import Buffers, Context, LocalTraining, OptimizerName
 from fedfill.training.losses import cross_entropy
 from fedfill.tree import Tree, Weights
@@ -61,6 +62,9 @@ class Algorithm(BaseModel):
     """Rounds between two decays of the learning rate."""
     buffers: Buffers = "average"
     """Running statistics of normalisation layers: learnt and averaged like parameters (average), or left as the initial model has them and normalised with (frozen)."""
+    # left out where it is none, so that digests of runs without it stay as they were
+    augmentation: Augmentation | None = Field(default=None, exclude_if=lambda value: value is None)
+    """Of the images in every mini-batch that is trained on: translations (shift), mirrored too (shift_flip), parts at another scale (crop), in other colours too (crop_colour)."""
 
     @classmethod
     def __pydantic_init_subclass__(cls, **options: Any) -> None:
@@ -89,6 +93,7 @@ class Algorithm(BaseModel):
             momentum=self.momentum,
             weight_decay=self.weight_decay,
             buffers=self.buffers,
+            augmentation=self.augmentation,
         )
 
     def loss(self, model: nn.Module, batch: Batch, context: Context) -> Tensor:
@@ -109,6 +114,8 @@ class Algorithm(BaseModel):
         Raises:
             FedfillError: Where settings, network and data don't fit together.
         """
+        if self.augmentation is not None:
+            require(inputs, self.augmentation)
         if self.momentum and self.optimizer != "sgd":
             raise FedfillError(
                 f"momentum: found {self.momentum} with optimizer={self.optimizer}; allowed: 0, or optimizer=sgd"

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import colorsys
 import math
 from collections import Counter
 from collections.abc import Callable
 from itertools import product
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -18,7 +19,22 @@ from torch.nn import functional
 from fedfill.data.samples import normalise
 from fedfill.errors import FedfillError
 from fedfill.streams import torch_stream
-from fedfill.training.augmentation import _cut, _operate, _shifted, _warped, strong, weak
+from fedfill.training.augmentation import (
+    Augmentation,
+    _colours,
+    _cropped,
+    _cut,
+    _operate,
+    _recoloured,
+    _shifted,
+    _turned,
+    _warped,
+    _windows,
+    augmented,
+    require,
+    strong,
+    weak,
+)  # fmt: skip
 
 OPERATIONS = (
     "auto-contrast", "brightness", "contrast", "posterise", "sharpness", "solarise",
@@ -270,7 +286,110 @@ def test_operations_are_drawn_with_the_same_probability_each_time(operations: in
     assert abs(float((~new).all(1).float().mean()) - share) < 4 * math.sqrt(share * (1 - share) / n) + 1e-9
 
 
-@pytest.mark.parametrize("augment", [weak, strong])
+# crops and colours
+
+
+def test_a_window_of_the_whole_image_is_the_image() -> None:
+    images = torch.randn(3, 2, 5, 7, generator=stream("images"))
+    whole = torch.ones(3, 2), torch.zeros(3, 2)
+    torch.testing.assert_close(_cropped(images, *whole), images, atol=1e-5, rtol=0)
+
+
+def test_a_window_by_hand() -> None:
+    """The right half of a row of four, brought to four pixels: centres at 2.25, 2.75, 3.25 and 3.75 pixels from the left edge."""
+    row = torch.tensor([0.0, 1.0, 2.0, 3.0]).expand(1, 1, 4, 4)
+    found = _cropped(row, torch.tensor([[1.0, 0.5]]), torch.tensor([[0.0, 0.25]]))
+    torch.testing.assert_close(found[0, 0, 1], torch.tensor([1.75, 2.25, 2.75, 3.0]))
+    found = _cropped(row.transpose(2, 3), torch.tensor([[0.5, 1.0]]), torch.tensor([[-0.25, 0.0]]))
+    torch.testing.assert_close(found[0, 0, :, 1], torch.tensor([0.0, 0.25, 0.75, 1.25]))
+
+
+@pytest.mark.parametrize("shape", [(1, 28, 28), (3, 16, 48)])
+def test_windows_lie_inside_and_have_the_areas_and_proportions_that_are_said(shape: tuple[int, ...]) -> None:
+    n = 20_000
+    sizes, centres = _windows(torch.empty(n, *shape), stream("windows"))
+    assert float((centres.abs() + sizes / 2).max()) <= 0.5 + 1e-6
+    assert sizes.max() <= 1
+    within = (sizes < 1).all(1)
+    areas, ratios = sizes.prod(1)[within], (sizes[:, 1] / sizes[:, 0])[within]
+    assert 0.7 - 1e-5 <= areas.min() < 0.705
+    assert areas.max() > 0.95
+    assert ratios.min() >= 0.75 - 1e-5
+    assert ratios.max() <= 4 / 3 + 1e-5
+    for column in centres.unbind(1):  # no side is preferred
+        assert abs(float(column.mean())) < 4 * float(column.std()) / math.sqrt(n)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize(("which", "factor"), list(product((0, 1, 2), (0.7, 1.0, 1.3))))
+def test_factors_of_colours_are_pillows(channels: int, which: int, factor: float) -> None:
+    kind = (ImageEnhance.Brightness, ImageEnhance.Contrast, ImageEnhance.Color)[which]
+    stored = pixels(4, channels, 6, 5)
+    changes = torch.tensor([1.0, 1.0, 1.0, 0.0]).repeat(4, 1)
+    changes[:, which] = factor
+    found = _recoloured(normalise(stored), changes, torch.zeros(4, dtype=torch.bool))
+    for image, out in zip(stored, found, strict=True):
+        data = image[0].numpy() if channels == 1 else image.permute(1, 2, 0).numpy()
+        expected = torch.from_numpy(np.array(kind(Image.fromarray(data)).enhance(factor))).reshape(6, 5, channels)
+        # Pillow rounds the grey and the result to whole levels
+        assert (((out.permute(1, 2, 0) + 1) * 127.5) - expected).abs().max() < 2.1
+
+
+def test_hues_are_those_of_colorsys() -> None:
+    images = torch.rand(6, 3, 4, 4, generator=stream("hues"))
+    images[0, :, 0, 0] = 0.5  # grey
+    images[0, :, 0, 1] = torch.tensor([0.8, 0.8, 0.1])  # two largest
+    turns = torch.tensor([-0.3, -0.1, 0.0, 0.05, 0.2, 1 / 3])
+    found = _turned(images, turns[:, None, None, None])
+    for image, turn, out in zip(images, turns, found, strict=True):
+        for pixel, turned in zip(image.flatten(1).T.tolist(), out.flatten(1).T.tolist(), strict=True):
+            h, s, v = colorsys.rgb_to_hsv(*pixel)
+            assert turned == pytest.approx(colorsys.hsv_to_rgb((h + float(turn)) % 1, s, v), abs=1e-5)
+
+
+def test_one_image_in_ten_loses_its_colours() -> None:
+    n = 4000
+    changes, grey = _colours(torch.empty(n, 3, 1, 1), stream("colours"))
+    assert abs(float(grey.float().mean()) - 0.1) < 4 * math.sqrt(0.09 / n)
+    assert float(changes[:, :3].min()) >= 0.7
+    assert float(changes[:, :3].max()) <= 1.3
+    assert -0.3 <= float(changes[:, 3].min()) < -0.29
+    assert 0.29 < float(changes[:, 3].max()) <= 0.3
+    images = normalise(pixels(n, 3, 2, 2))
+    found = _recoloured(images, changes, grey)
+    assert torch.equal((found.amax(1) - found.amin(1) < 1e-6).all(2).all(1), grey)
+
+
+@pytest.mark.parametrize("kind", get_args(Augmentation))
+@pytest.mark.parametrize("shape", [(1, 8, 12), (3, 8, 8)])
+def test_every_kind_keeps_shape_and_range_and_changes_images(kind: Augmentation, shape: tuple[int, ...]) -> None:
+    images = normalise(pixels(30, *shape))
+    found = augmented(images, kind, stream(kind))
+    assert found.shape == images.shape
+    assert found.min() >= -1
+    assert found.max() <= 1
+    assert sum(not torch.allclose(a, b, atol=1e-3) for a, b in zip(found, images, strict=True)) > 20
+
+
+def test_what_cannot_be_augmented_gives_a_sentence() -> None:
+    with pytest.raises(FedfillError, match=r"^augmentation: found crop with samples of shape \[9\]; allowed: none, or"):
+        require(torch.zeros(1, 9), "crop")
+    with pytest.raises(FedfillError, match=r"^augmentation: found crop_colour with values of torch.float32"):
+        require(torch.zeros(1, 3, 8, 8), "crop_colour")
+    require(torch.zeros(1, 3, 8, 8), "crop")
+
+
+# all
+
+
+ALL = [
+    weak,
+    strong,
+    *(lambda images, generator, flip, kind=kind: augmented(images, kind, generator) for kind in get_args(Augmentation)),
+]
+
+
+@pytest.mark.parametrize("augment", ALL)
 def test_results_follow_the_passed_generator_alone(augment: Callable[..., Tensor]) -> None:
     images = normalise(pixels(20, 3, 8, 8))
     before, state = images.clone(), torch.get_rng_state()
@@ -283,7 +402,7 @@ def test_results_follow_the_passed_generator_alone(augment: Callable[..., Tensor
 
 
 @pytest.mark.parametrize("shape", [(5, 64), (5,), (5, 8, 8), (5, 1, 1, 8, 8)])
-@pytest.mark.parametrize("augment", [weak, strong])
+@pytest.mark.parametrize("augment", ALL)
 def test_what_is_no_image_gives_a_sentence(augment: Callable[..., Tensor], shape: tuple[int, ...]) -> None:
     with pytest.raises(
         FedfillError, match=r"^data: augmentation takes images as \[n, channels, height, width\]"

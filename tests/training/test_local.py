@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from fedfill.data.samples import Samples
+from fedfill.data.samples import Samples, normalise
 from fedfill.errors import ContractError, FedfillError
 from fedfill.models.layers import with_streams
 from fedfill.models.networks import ModelSettings, build
@@ -499,6 +499,37 @@ def test_draws_leave_the_order_of_batches_as_it_is() -> None:
         seen, drawn = orders(draws, dropout)
         assert seen == plain
         assert len(set(drawn)) == 6 * draws  # and no draw is made twice
+
+
+def test_augmentation_changes_images_and_neither_their_labels_nor_their_number() -> None:
+    def batches_of(training: dict[str, Any]) -> list[Batch]:
+        seen: list[Batch] = []
+
+        def loss(model: nn.Module, batch: Batch, context: Context) -> Tensor:
+            seen.append(batch)
+            return squares(nn.Sequential(nn.Flatten(), model), batch, context)
+
+        model = nn.Linear(3 * 64, 1)
+        resident = Resident(model, CPU, True)
+        train(resident, weights_of(model), images, loss, batch_size=8, **training)
+        return seen
+
+    stream = torch.Generator().manual_seed(0)
+    pixels = torch.randint(0, 256, (20, 3, 8, 8), generator=stream, dtype=torch.uint8)
+    images = Samples(pixels, torch.arange(20))
+    plain, augmented = batches_of({"epochs": 1}), batches_of({"epochs": 2, "augmentation": "crop_colour"})
+    assert [len(batch.labels) for batch in augmented] == 2 * [len(batch.labels) for batch in plain]
+    assert plain[0].index.tolist() == augmented[0].index.tolist()
+    for batch in augmented:
+        assert torch.equal(batch.labels, batch.index)
+        assert batch.inputs.is_contiguous(memory_format=torch.channels_last)
+        assert not torch.allclose(batch.inputs, normalise(pixels[batch.index]), atol=0.01)
+    # anew in each epoch
+    first, second = (
+        torch.cat([b.inputs for b in half])[torch.cat([b.index for b in half]).argsort()]
+        for half in (augmented[:3], augmented[3:])
+    )
+    assert all(not torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 
 def test_nothing_to_train_is_refused() -> None:

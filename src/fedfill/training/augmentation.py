@@ -1,19 +1,25 @@
-"""Weak and strong augmentation of images, as tensor code on whole batches (FixMatch, Sohn et al. 2020, section 2.3).
+"""Augmentation of images, as tensor code on whole batches. Images are normalised, -1..1, and each draws for itself.
 
-Images are normalised, -1..1, and each draws for itself. The strong kind is RandAugment (Cubuk et al. 2020) with magnitudes drawn
-at random, and Cutout (DeVries and Taylor 2017); operations and ranges are those of FixMatch's appendix, without equalise and colour.
+`weak` and `strong` are FixMatch's (Sohn et al. 2020, section 2.3); the strong kind is RandAugment (Cubuk et al. 2020) with
+magnitudes drawn at random, and Cutout (DeVries and Taylor 2017), with the operations and ranges of FixMatch's appendix, without
+equalise and colour. `augmented` is what every algorithm's local training offers: the weak kind, or crops and colours as they are
+usual for data of several domains (Gulrajani and Lopez-Paz 2021, appendix D.2), FRAug's authors' program among them.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Literal
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from fedfill.errors import FedfillError
+
+Augmentation = Literal["shift", "shift_flip", "crop", "crop_colour"]
+"""Of a training's mini-batches: see `augmented`."""
 
 SHIFT = 0.125
 """Weak: the largest translation, as a share of the side; rounded down to whole pixels."""
@@ -26,6 +32,61 @@ BITS = (4, 8)
 GEOMETRY = (math.radians(30), 0.3, 0.3, 0.3, 0.3)
 """Strong: the largest rotation in radians, shear along x and y in pixels by pixel, and translation along x and y as a share
 of the side; drawn with either sign. What comes from outside the image is grey, 0."""
+
+AREA = (0.7, 1.0)
+"""Crop: share of the image's area."""
+RATIO = (3 / 4, 4 / 3)
+"""Crop: width by height, as a factor of the image's own, drawn evenly on a logarithmic scale."""
+JITTER = 0.3
+"""Colours: the largest change of the factors of brightness, contrast and saturation, and of the hue as a share of a turn."""
+GREY = 0.1
+"""Colours: share of the images that lose theirs."""
+LUMA = (0.299, 0.587, 0.114)
+"""Grey of red, green and blue (ITU-R BT.601)."""
+
+
+def require(inputs: Tensor, kind: Augmentation) -> None:
+    """Make sure that data can be augmented.
+
+    Args:
+        inputs: One sample's as stored, ``[1, ...]``.
+        kind: How.
+
+    Raises:
+        FedfillError: Where there are no images, or values that are in no known range.
+    """
+    if inputs.dim() != 4:
+        raise FedfillError(
+            f"augmentation: found {kind} with samples of shape {list(inputs.shape[1:])}; allowed: none, or data of images of channels, "
+            "height and width"
+        )
+    if kind == "crop_colour" and inputs.dtype != torch.uint8:
+        raise FedfillError(
+            f"augmentation: found crop_colour with values of {inputs.dtype}, whose range is not known; allowed: shift, shift_flip, "
+            "crop, none, or images of torch.uint8"
+        )
+
+
+def augmented(images: Tensor, kind: Augmentation, generator: torch.Generator) -> Tensor:
+    """A mini-batch as local training sees it.
+
+    Args:
+        images: ``[b, c, h, w]``; -1..1 where colours are changed.
+        kind: ``shift``: translations by up to an eighth of the side; ``shift_flip``: half of them mirrored as well; ``crop``: parts of 0.7
+            to 1 of the area and of other proportions, brought to the image's size; ``crop_colour``: crops with other brightness,
+            contrast, saturation and hue, one in ten in grey.
+        generator: Stream of the draws, on the images' device.
+
+    Returns:
+        New images of the same shape.
+
+    Raises:
+        FedfillError: Where these are no images.
+    """
+    if kind in ("shift", "shift_flip") or not _shape(images)[0]:
+        return weak(images, generator, kind == "shift_flip")
+    images = _cropped(images, *_windows(images, generator))
+    return _recoloured(images, *_colours(images, generator)) if kind == "crop_colour" else images
 
 
 def flips(inputs: Tensor, flip: bool | None, algorithm: str) -> bool:
@@ -227,3 +288,79 @@ def _cut(images: Tensor, sizes: Tensor, rows: Tensor, columns: Tensor) -> Tensor
         inside.append((place >= start) & (place < start + sizes[:, None]))  # [b, side]
     square = inside[0][:, None, :, None] & inside[1][:, None, None, :]  # [b, 1, h, w]
     return images.masked_fill(square, 0.0)
+
+
+# ---- crops and colours
+
+
+def _windows(images: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Sizes and centres of windows as shares of height and width, ``[b, 2]`` each; centres are measured from the middle."""
+    n, *_ = _shape(images)
+    u = torch.rand(n, 4, generator=generator, device=images.device)
+    area = AREA[0] + (AREA[1] - AREA[0]) * u[:, 0]
+    root = torch.exp((math.log(RATIO[0]) + math.log(RATIO[1] / RATIO[0]) * u[:, 1]) / 2)  # of width by height
+    # a window that is longer than the image is cut off, so that there is nothing outside to show
+    sizes = torch.stack([area.sqrt() / root, area.sqrt() * root], 1).clamp(max=1)
+    return sizes, (1 - sizes) * (u[:, 2:] - 0.5)
+
+
+def _cropped(images: Tensor, sizes: Tensor, centres: Tensor) -> Tensor:
+    """Windows of images, brought to the whole size with bilinear interpolation; arguments as `_windows` gives them."""
+    zero = torch.zeros_like(sizes[:, 0])
+    theta = torch.stack(
+        [
+            torch.stack([sizes[:, 1], zero, 2 * centres[:, 1]], 1),
+            torch.stack([zero, sizes[:, 0], 2 * centres[:, 0]], 1),
+        ],
+        1,
+    )  # [b, 2, 3]
+    grid = functional.affine_grid(theta, list(images.shape), align_corners=False)
+    return functional.grid_sample(images, grid, mode="bilinear", padding_mode="border", align_corners=False)
+
+
+def _colours(images: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Factors of brightness, contrast and saturation and the turn of the hue, ``[b, 4]``; and which images become grey, ``[b]``."""
+    u = torch.rand(len(images), 5, generator=generator, device=images.device)
+    changes = JITTER * (2 * u[:, :4] - 1)
+    changes[:, :3] += 1
+    return changes, u[:, 4] < GREY
+
+
+def _recoloured(images: Tensor, changes: Tensor, grey: Tensor) -> Tensor:
+    """Brightness, contrast, saturation and hue changed in this order, then some images in grey; grey images stay grey.
+
+    Args:
+        images: ``[b, c, h, w]``, -1..1; of more than one channel, those of three have a saturation and a hue.
+        changes: As `_colours` gives them.
+        grey: As `_colours` gives it.
+
+    Returns:
+        New images, -1..1.
+    """
+    brightness, contrast, saturation, hue = changes[:, :, None, None, None].unbind(1)  # [b, 1, 1, 1] each
+    images = ((images + 1) / 2 * brightness).clamp(0, 1)
+    images = torch.lerp(_luma(images).mean((2, 3), keepdim=True).expand_as(images), images, contrast).clamp(0, 1)
+    if images.shape[1] == 3:
+        images = torch.lerp(_luma(images).expand_as(images), images, saturation).clamp(0, 1)
+        images = _turned(images, hue)
+        images = torch.where(grey[:, None, None, None], _luma(images), images)
+    return images * 2 - 1
+
+
+def _luma(images: Tensor) -> Tensor:
+    """The grey of images, ``[b, 1, h, w]``."""
+    if images.shape[1] != 3:
+        return images.mean(1, keepdim=True)
+    return (images * torch.tensor(LUMA, device=images.device)[:, None, None]).sum(1, keepdim=True)
+
+
+def _turned(images: Tensor, hue: Tensor) -> Tensor:
+    """Images in 0..1 with their hue moved on by a share of a turn, at the same value and saturation (HSV)."""
+    value, index = images.max(1, keepdim=True)
+    chroma = value - images.amin(1, keepdim=True)
+    after, before = (images.gather(1, (index + k) % 3) for k in (1, 2))
+    # in sixths of a turn: 0 is red, 2 green, 4 blue
+    sixth = 2 * index + (after - before) / torch.where(chroma > 0, chroma, 1) + 6 * hue
+    offset = torch.tensor([5.0, 3.0, 1.0], device=images.device)[:, None, None]  # of red, green and blue
+    place = (offset + sixth) % 6
+    return value - chroma * torch.minimum(place, 4 - place).clamp(0, 1)

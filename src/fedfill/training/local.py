@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from fedfill.data.samples import Batch, Samples, normalise
 from fedfill.models.layers import draws_from
+from fedfill.training.augmentation import Augmentation, augmented
 from fedfill.tree import Weights
 
 OptimizerName = Literal["adam", "adamw", "sgd"]
@@ -33,6 +34,7 @@ class LocalTraining:
         weight_decay: L2 penalty (decoupled for ``adamw``).
         buffers: Whether running statistics of normalisation layers are learnt (``average``: the server averages them) or
             stay as they were received and are normalised with (``frozen``).
+        augmentation: Of the images of each mini-batch; None: they are as they are.
     """
 
     epochs: int = 1
@@ -43,6 +45,7 @@ class LocalTraining:
     momentum: float = 0.0
     weight_decay: float = 0.0
     buffers: Buffers = "average"
+    augmentation: Augmentation | None = None
 
 
 @dataclass(frozen=True)
@@ -214,7 +217,7 @@ def mini_batches(
         resident: The worker's model.
         data: Training samples.
         training: How many, of which size.
-        order: The stream of their order, on the data's device.
+        order: The stream of their order and their augmentation, on the data's device.
         samples_per_epoch: As in `Fit`.
 
     Yields:
@@ -232,7 +235,10 @@ def mini_batches(
             resident.check()
             if steps == training.steps:
                 return
-            yield Batch(resident.inputs(data, index), data.labels[index], index)
+            inputs = resident.inputs(data, index)
+            if training.augmentation is not None:
+                inputs = augmented(inputs, training.augmentation, order).contiguous(memory_format=resident.layout)
+            yield Batch(inputs, data.labels[index], index)
             steps += 1
         epoch += 1
 
@@ -243,7 +249,7 @@ def fit(resident: Resident, request: Fit, order: torch.Generator, draws: torch.G
     Args:
         resident: The worker's model.
         request: What to train from which weights, on what, and how.
-        order: The stream of the mini-batches, on the model's device.
+        order: The stream of the mini-batches and their augmentation, on the model's device.
         draws: The stream of what layers and losses draw, on the model's device; one of its own, so that algorithms which
             draw in their loss see the same mini-batches as those which don't.
 
