@@ -601,6 +601,7 @@ def test_list_settings_knows_every_setting_and_its_words() -> None:
     assert first == [*find("feddpms").model_fields, *(f"model.{name}" for name in ModelSettings.model_fields)]
     assert " ".join(text.split()).count("[adam, adamw, sgd]") == 1
     assert "[true, false]" in " ".join(text.split())
+    assert "[shift, shift_flip, crop, crop_colour, none]" in " ".join(text.split())
 
 
 def test_version() -> None:

@@ -769,6 +769,15 @@ def test_augmentation_of_what_is_no_image_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "r").exists()
 
 
+@pytest.mark.parametrize("word", ["crops", "", "true"])
+def test_a_word_that_a_setting_does_not_know_is_answered_with_those_that_it_does(word: str) -> None:
+    with pytest.raises(FedfillError) as error:
+        checked(FedAvg, {"augmentation": word})
+    allowed = "'shift', 'shift_flip', 'crop' or 'crop_colour', or none"
+    assert str(error.value) == f"augmentation: found '{word}'; allowed: {allowed}"
+    assert checked(FedAvg, {"augmentation": "none"}).augmentation is None
+
+
 @pytest.mark.parametrize("number", [0, -1, 1.5, "many", True])
 def test_a_number_of_labels_that_is_none(number: Any, tmp_path: Path) -> None:
     with pytest.raises(FedfillError, match=r"^labelled_per_client: found .*; allowed: (at least 1|a whole number)$"):

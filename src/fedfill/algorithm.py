@@ -37,6 +37,8 @@ class Algorithm(BaseModel):
     """Whether clients are evaluated with models of their own: those of `personal_weights`."""
     pooled: ClassVar[bool] = False
     """Whether all training data lie in one place, with client 0; the own test splits stay with their clients."""
+    draws_beside: ClassVar[bool] = False
+    """Whether it trains on samples that it draws beside its mini-batches, which `augmentation` would leave as they are."""
     unlabelled: ClassVar[bool] = False
     """Whether there is nothing to do without samples that have no label."""
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
@@ -64,7 +66,7 @@ class Algorithm(BaseModel):
     """Running statistics of normalisation layers: learnt and averaged like parameters (average), or left as the initial model has them and normalised with (frozen)."""
     # left out where it is none, so that digests of runs without it stay as they were
     augmentation: Augmentation | None = Field(default=None, exclude_if=lambda value: value is None)
-    """Of the images in every mini-batch that is trained on: translations (shift), mirrored too (shift_flip), parts at another scale (crop), in other colours too (crop_colour)."""
+    """How the images of each mini-batch are changed before it is trained on: moved (shift), moved and half of them mirrored (shift_flip), parts of them at another scale (crop), these in other colours too (crop_colour); none: not at all."""
 
     @classmethod
     def __pydantic_init_subclass__(cls, **options: Any) -> None:
@@ -115,6 +117,10 @@ class Algorithm(BaseModel):
             FedfillError: Where settings, network and data don't fit together.
         """
         if self.augmentation is not None:
+            if self.draws_beside:
+                raise FedfillError(
+                    f"augmentation: found {self.augmentation} with {self.name}, which draws further samples beside its mini-batches; allowed: none"
+                )
             require(inputs, self.augmentation)
         if self.momentum and self.optimizer != "sgd":
             raise FedfillError(

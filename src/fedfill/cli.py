@@ -531,7 +531,8 @@ def _words(annotation: Any) -> list[str]:
         return ["true", "false"]
     if get_origin(annotation) is Literal:
         return [str(word) for word in get_args(annotation)]
-    return [word for part in get_args(annotation) for word in _words(part)]
+    words = [word for part in get_args(annotation) for word in _words(part)]
+    return [*words, "none"] if words and type(None) in get_args(annotation) else words
 
 
 def _shape(text: str | None) -> list[int] | None:

@@ -64,7 +64,8 @@ def checked(kind: type[B], values: Mapping[str, Any], what: str = "setting") -> 
     optional = name in given and type(None) in get_args(kind.model_fields[name].annotation)
     if optional and str(given[name]).lower() == "none":
         return checked(kind, {**given, name: None}, what)
-    raise FedfillError(f"{name}: found {first['input']!r}; allowed: {_allowed(first)}")
+    empty = ", or none" if optional and first["type"] == "literal_error" else ""
+    raise FedfillError(f"{name}: found {first['input']!r}; allowed: {_allowed(first)}{empty}")
 
 
 def _allowed(error: Mapping[str, Any]) -> str:

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from tests.helpers import TINY_GAN, run_rounds, small_federation
+from torch import Tensor
 
 import fedfill
 from fedfill.algorithms import find, known_algorithms, parse_variant
@@ -15,6 +16,7 @@ from fedfill.algorithms.fedmix import FedMix
 from fedfill.algorithms.fedprox import FedProx
 from fedfill.algorithms.fedvae import FedVAE
 from fedfill.errors import FedfillError, checked
+from fedfill.models.networks import Encoder
 from fedfill.settings import Experiment
 
 DPMS = {"alpha": 5, "max_candidates": 50, "preliminary_rounds": 2, "local_epochs": 1, "batch_size": 8}
@@ -172,15 +174,16 @@ def test_values_survive_the_settings_file():
     assert Experiment(algorithm="feddpms", settings=document).settings == document
 
 
-@pytest.mark.parametrize(
-    "name", [n for n in known_algorithms() if known_algorithms()[n].__module__.startswith("fedfill.")]
-)
-@pytest.mark.parametrize("buffers", ["average", "frozen"])
-def test_running_statistics_follow_the_policy(name: str, buffers: str):
-    """With batch norm: averaged they move, frozen they stay as the initial model has them; no counter is a mean."""
-    extra = {**DPMS, "preliminary_rounds": 1} if name == "feddpms" else {"local_epochs": 1, "batch_size": 8}
+OURS = [n for n in known_algorithms() if known_algorithms()[n].__module__.startswith("fedfill.")]
+
+
+def quick(name: str) -> dict[str, Any]:
+    """Settings with which an algorithm does all that it does in two short rounds."""
+    extra: dict[str, Any] = (
+        {**DPMS, "preliminary_rounds": 1} if name == "feddpms" else {"local_epochs": 1, "batch_size": 8}
+    )
     if name.startswith("fedzda"):
-        extra |= {"images_per_class": 2, "inversion_steps": 3, "server_buffers": buffers}
+        extra |= {"images_per_class": 2, "inversion_steps": 3}
     if name == "fraug":
         extra |= {"local_steps": 3}
     if name == "dpfedavg":
@@ -191,6 +194,44 @@ def test_running_statistics_follow_the_policy(name: str, buffers: str):
         extra |= {**TINY_GAN, "images_per_client": 4, "server_steps": 1, "local_steps": 2}
     if name == "feddpgan":
         extra |= {**TINY_GAN, "images_per_class": 2}
+    return extra
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_augmentation_reaches_all_that_is_trained_on_or_is_refused(name: str, monkeypatch: pytest.MonkeyPatch):
+    """Images that went through the augmentation are of one value here, and no others reach a network in training."""
+    seen: list[Tensor] = []
+
+    def spied(original: Any) -> Any:
+        def call(encoder: Encoder, x: Tensor) -> Any:
+            if encoder.training:
+                seen.append(x.detach())
+            return original(encoder, x)
+
+        return call
+
+    monkeypatch.setattr(Encoder, "forward", spied(Encoder.forward))
+    monkeypatch.setattr(Encoder, "distribution", spied(Encoder.distribution))
+    monkeypatch.setattr(
+        "fedfill.training.local.augmented", lambda images, kind, generator: torch.full_like(images, 0.25)
+    )
+    extra = quick(name) | ({"mix": 0.0} if name in ("naivemix", "fedmix") else {})
+    federation = small_federation(labelled=8 if name in ("semifl", "fixmatch") else None)
+    algorithm = find(name)(**extra, augmentation="crop")
+    if name in ("fixmatch", "mixup", "semifl", "sdafl", "sdafl-ac"):
+        with pytest.raises(FedfillError, match=f"^augmentation: found crop with {name}, which draws further samples"):
+            run_rounds(algorithm, rounds=2, model={"width": "wide"}, federation=federation)
+        return
+    run_rounds(algorithm, rounds=2, model={"width": "wide"}, federation=federation)
+    assert len(seen) > 8
+    assert all(bool((x == 0.25).all()) for x in seen)
+
+
+@pytest.mark.parametrize("name", OURS)
+@pytest.mark.parametrize("buffers", ["average", "frozen"])
+def test_running_statistics_follow_the_policy(name: str, buffers: str):
+    """With batch norm: averaged they move, frozen they stay as the initial model has them; no counter is a mean."""
+    extra = quick(name) | ({"server_buffers": buffers} if name.startswith("fedzda") else {})
     federation = small_federation(labelled=8 if name in ("semifl", "fixmatch") else None)
     server = run_rounds(find(name)(**extra, buffers=buffers), rounds=2, model={"width": "wide"}, federation=federation)
     models = [server.state.weights]

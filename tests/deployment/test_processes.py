@@ -231,6 +231,18 @@ def test_a_pid_that_belongs_to_somebody_else_by_now_is_left_alone(tmp_path: Path
         stranger.wait()
 
 
+def test_a_process_that_is_just_being_started_has_not_ended() -> None:
+    """For a moment after its start a program has no command line, as one has that has ended."""
+    for _ in range(20):
+        child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
+        try:
+            assert "time.sleep(60)" in processes._command_line(child.pid)
+        finally:
+            child.kill()
+            child.wait()
+        assert not processes._command_line(child.pid)
+
+
 def test_what_ignores_a_polite_request_is_killed_with_its_children(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -314,10 +314,25 @@ def test_windows_lie_inside_and_have_the_areas_and_proportions_that_are_said(sha
     areas, ratios = sizes.prod(1)[within], (sizes[:, 1] / sizes[:, 0])[within]
     assert 0.7 - 1e-5 <= areas.min() < 0.705
     assert areas.max() > 0.95
-    assert ratios.min() >= 0.75 - 1e-5
-    assert ratios.max() <= 4 / 3 + 1e-5
+    assert 0.75 - 1e-5 <= ratios.min() < 0.78
+    assert 1.28 < ratios.max() <= 4 / 3 + 1e-5
     for column in centres.unbind(1):  # no side is preferred
         assert abs(float(column.mean())) < 4 * float(column.std()) / math.sqrt(n)
+    assert independent(centres)
+    assert independent(torch.stack([areas, ratios.log()], 1))
+
+
+def independent(columns: Tensor) -> bool:
+    """Whether no two of the columns ``[n, k]`` are correlated."""
+    apart = columns.T.corrcoef() - torch.eye(columns.shape[1])
+    return float(apart.abs().max()) < 4 / math.sqrt(len(columns))
+
+
+def test_crops_stay_within_the_values_of_their_image() -> None:
+    """Bilinear weights may add up to a little more than 1, as they do on sides of 30."""
+    for value in (-1.0, 1.0):
+        images = torch.full((50, 1, 30, 30), value)
+        assert torch.equal(augmented(images, "crop", stream("flat")), images)
 
 
 @pytest.mark.parametrize("channels", [1, 3])
@@ -347,6 +362,36 @@ def test_hues_are_those_of_colorsys() -> None:
             assert turned == pytest.approx(colorsys.hsv_to_rgb((h + float(turn)) % 1, s, v), abs=1e-5)
 
 
+def recoloured_slowly(image: Tensor, changes: list[float], grey: bool) -> Tensor:
+    """One image ``[3, h, w]``, pixel by pixel in 0..1: brightness, contrast, saturation, hue, grey."""
+    brightness, contrast, saturation, turn = changes
+    rows = [[c * brightness for c in pixel] for pixel in ((image + 1) / 2).flatten(1).T.tolist()]
+    rows = [[min(c, 1.0) for c in pixel] for pixel in rows]
+    mean = sum(luma(pixel) for pixel in rows) / len(rows)
+    rows = [[min(max(mean + (c - mean) * contrast, 0.0), 1.0) for c in pixel] for pixel in rows]
+    rows = [[min(max(luma(pixel) + (c - luma(pixel)) * saturation, 0.0), 1.0) for c in pixel] for pixel in rows]
+    for k, pixel in enumerate(rows):
+        h, s, v = colorsys.rgb_to_hsv(*pixel)
+        rows[k] = list(colorsys.hsv_to_rgb((h + turn) % 1, s, v))
+    if grey:
+        rows = [[luma(pixel)] * 3 for pixel in rows]
+    return torch.tensor(rows).T.reshape(image.shape) * 2 - 1
+
+
+def luma(pixel: list[float]) -> float:
+    return 0.299 * pixel[0] + 0.587 * pixel[1] + 0.114 * pixel[2]
+
+
+def test_colours_change_as_in_a_slow_loop_and_in_the_order_that_is_said() -> None:
+    images = normalise(torch.randint(0, 256, (6, 3, 4, 5), generator=stream("bright"), dtype=torch.uint8))
+    changes, _ = _colours(images, stream("changes"))
+    changes[0] = torch.tensor([1.3, 1.3, 1.3, 0.3])
+    grey = torch.tensor([False, False, False, False, True, True])
+    found = _recoloured(images, changes, grey)
+    slowly = [recoloured_slowly(*each) for each in zip(images, changes.tolist(), grey.tolist(), strict=True)]
+    torch.testing.assert_close(found, torch.stack(slowly), atol=1e-5, rtol=0)
+
+
 def test_one_image_in_ten_loses_its_colours() -> None:
     n = 4000
     changes, grey = _colours(torch.empty(n, 3, 1, 1), stream("colours"))
@@ -355,20 +400,32 @@ def test_one_image_in_ten_loses_its_colours() -> None:
     assert float(changes[:, :3].max()) <= 1.3
     assert -0.3 <= float(changes[:, 3].min()) < -0.29
     assert 0.29 < float(changes[:, 3].max()) <= 0.3
+    assert independent(torch.cat([changes, grey.float()[:, None]], 1))
     images = normalise(pixels(n, 3, 2, 2))
     found = _recoloured(images, changes, grey)
     assert torch.equal((found.amax(1) - found.amin(1) < 1e-6).all(2).all(1), grey)
 
 
+BY_HAND: dict[Augmentation, Callable[[Tensor, torch.Generator], Tensor]] = {
+    "shift": lambda images, generator: weak(images, generator, False),
+    "shift_flip": lambda images, generator: weak(images, generator, True),
+    "crop": lambda images, generator: _cropped(images, *_windows(images, generator)),
+    "crop_colour": lambda images, generator: _recoloured(
+        _cropped(images, *_windows(images, generator)), *_colours(images, generator)
+    ),
+}
+
+
 @pytest.mark.parametrize("kind", get_args(Augmentation))
-@pytest.mark.parametrize("shape", [(1, 8, 12), (3, 8, 8)])
-def test_every_kind_keeps_shape_and_range_and_changes_images(kind: Augmentation, shape: tuple[int, ...]) -> None:
-    images = normalise(pixels(30, *shape))
+@pytest.mark.parametrize("shape", [(1, 30, 9), (3, 8, 8)])
+def test_every_kind_is_what_its_name_says(kind: Augmentation, shape: tuple[int, ...]) -> None:
+    images = normalise(torch.randint(0, 256, (60, *shape), generator=stream("images"), dtype=torch.uint8))
     found = augmented(images, kind, stream(kind))
+    assert torch.equal(found, BY_HAND[kind](images, stream(kind)))
     assert found.shape == images.shape
     assert found.min() >= -1
     assert found.max() <= 1
-    assert sum(not torch.allclose(a, b, atol=1e-3) for a, b in zip(found, images, strict=True)) > 20
+    assert sum(not torch.allclose(a, b, atol=1e-3) for a, b in zip(found, images, strict=True)) > 45
 
 
 def test_what_cannot_be_augmented_gives_a_sentence() -> None:
@@ -376,7 +433,12 @@ def test_what_cannot_be_augmented_gives_a_sentence() -> None:
         require(torch.zeros(1, 9), "crop")
     with pytest.raises(FedfillError, match=r"^augmentation: found crop_colour with values of torch.float32"):
         require(torch.zeros(1, 3, 8, 8), "crop_colour")
-    require(torch.zeros(1, 3, 8, 8), "crop")
+    with pytest.raises(
+        FedfillError, match=r"^augmentation: found shift with images of 9 x 7, .*; allowed: crop, none, or"
+    ):
+        require(torch.zeros(1, 3, 9, 7), "shift")
+    for kind in ("shift", "shift_flip", "crop"):
+        require(torch.zeros(1, 3, 8, 8), kind)
 
 
 # all

@@ -517,9 +517,8 @@ def test_augmentation_changes_images_and_neither_their_labels_nor_their_number()
     stream = torch.Generator().manual_seed(0)
     pixels = torch.randint(0, 256, (20, 3, 8, 8), generator=stream, dtype=torch.uint8)
     images = Samples(pixels, torch.arange(20))
-    plain, augmented = batches_of({"epochs": 1}), batches_of({"epochs": 2, "augmentation": "crop_colour"})
-    assert [len(batch.labels) for batch in augmented] == 2 * [len(batch.labels) for batch in plain]
-    assert plain[0].index.tolist() == augmented[0].index.tolist()
+    plain, augmented = batches_of({"epochs": 2}), batches_of({"epochs": 2, "augmentation": "crop_colour"})
+    assert [batch.index.tolist() for batch in augmented] == [batch.index.tolist() for batch in plain]
     for batch in augmented:
         assert torch.equal(batch.labels, batch.index)
         assert batch.inputs.is_contiguous(memory_format=torch.channels_last)

@@ -20,7 +20,7 @@ class FedMix(NaiveMix):
 
     # left out where it is true, so that digests of earlier runs stay as they were
     first_order: bool = Field(default=True, exclude_if=lambda value: value)
-    """Whether the term of first order trains the model. It has no lower bound; with FedDPMS's authors' program it is a constant, which trains nothing."""
+    """Whether the term of first order, which has no lower bound, is trained on; false leaves it out, which is what FedDPMS's authors' program comes to."""
 
     def mixed_loss(self, model: nn.Module, batch: Batch, mean: Tensor, target: Tensor) -> Tensor:
         """Mixup's loss, expanded around u = (1 - lambda) x (proposition 1).

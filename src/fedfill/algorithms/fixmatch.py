@@ -24,6 +24,7 @@ class FixMatch(FedAvg):
     """FedAvg of clients whose models must say the same of weakly and of strongly augmented samples without labels."""
 
     name = "fixmatch"
+    draws_beside = True
 
     local_steps: int | None = Field(default=40, ge=1)
     """Mini-batches in a round. None: `local_epochs`, over the labelled samples."""

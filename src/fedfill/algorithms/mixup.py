@@ -23,6 +23,7 @@ class Mixup(FedAvg):
     """FedAvg of clients that train on mixtures of their own samples, and of those without labels that the global model is sure of."""
 
     name = "mixup"
+    draws_beside = True
 
     local_steps: int | None = Field(default=40, ge=1)
     """Mini-batches in a round. None: `local_epochs`, over the labelled samples."""

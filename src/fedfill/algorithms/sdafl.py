@@ -110,6 +110,7 @@ class SDAFL(GANOptions, FedAvg):
     """Synthetic data aided federated learning: GAN images, labelled anew in each round, mixed with real ones (algorithm 1)."""
 
     name = "sdafl"
+    draws_beside = True
     presets: ClassVar = {
         "cifar10": {"gan_iterations": 36_000, "server_steps": 10},
         "covid": {"gan_iterations": 4_500, "server_steps": 10, "local_steps": 30},

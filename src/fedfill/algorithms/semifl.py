@@ -80,6 +80,7 @@ class SemiFL(FedAvg):
     """Alternate training: clients on samples that the global model is sure of, the server on labelled ones."""
 
     name = "semifl"
+    draws_beside = True
     unlabelled = True
 
     local_steps: int | None = Field(default=40, ge=1)

@@ -53,12 +53,18 @@ def require(inputs: Tensor, kind: Augmentation) -> None:
         kind: How.
 
     Raises:
-        FedfillError: Where there are no images, or values that are in no known range.
+        FedfillError: Where there are no images, or too small ones, or values that are in no known range.
     """
     if inputs.dim() != 4:
         raise FedfillError(
             f"augmentation: found {kind} with samples of shape {list(inputs.shape[1:])}; allowed: none, or data of images of channels, "
             "height and width"
+        )
+    height, width = inputs.shape[2:]
+    if kind in ("shift", "shift_flip") and int(SHIFT * min(height, width)) < 1:
+        raise FedfillError(
+            f"augmentation: found {kind} with images of {height} x {width}, an eighth of which is no whole pixel; allowed: crop, none, or "
+            "sides of at least 8"
         )
     if kind == "crop_colour" and inputs.dtype != torch.uint8:
         raise FedfillError(
@@ -315,7 +321,9 @@ def _cropped(images: Tensor, sizes: Tensor, centres: Tensor) -> Tensor:
         1,
     )  # [b, 2, 3]
     grid = functional.affine_grid(theta, list(images.shape), align_corners=False)
-    return functional.grid_sample(images, grid, mode="bilinear", padding_mode="border", align_corners=False)
+    found = functional.grid_sample(images, grid, mode="bilinear", padding_mode="border", align_corners=False)
+    # the weights of four pixels may add up to a little more than 1
+    return found.clamp_(images.amin((1, 2, 3), keepdim=True), images.amax((1, 2, 3), keepdim=True))
 
 
 def _colours(images: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -356,11 +364,13 @@ def _luma(images: Tensor) -> Tensor:
 
 def _turned(images: Tensor, hue: Tensor) -> Tensor:
     """Images in 0..1 with their hue moved on by a share of a turn, at the same value and saturation (HSV)."""
-    value, index = images.max(1, keepdim=True)
+    red, green, blue = (images[:, c : c + 1] for c in range(3))  # [b, 1, h, w] each
+    value = images.amax(1, keepdim=True)
     chroma = value - images.amin(1, keepdim=True)
-    after, before = (images.gather(1, (index + k) % 3) for k in (1, 2))
+    unit = torch.where(chroma > 0, chroma, 1)
     # in sixths of a turn: 0 is red, 2 green, 4 blue
-    sixth = 2 * index + (after - before) / torch.where(chroma > 0, chroma, 1) + 6 * hue
+    near_red, near_green, near_blue = (green - blue) / unit, 2 + (blue - red) / unit, 4 + (red - green) / unit
+    sixth = torch.where(value == red, near_red, torch.where(value == green, near_green, near_blue)) + 6 * hue
     offset = torch.tensor([5.0, 3.0, 1.0], device=images.device)[:, None, None]  # of red, green and blue
     place = (offset + sixth) % 6
     return value - chroma * torch.minimum(place, 4 - place).clamp(0, 1)

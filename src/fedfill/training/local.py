@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from fedfill.data.samples import Batch, Samples, normalise
 from fedfill.models.layers import draws_from
+from fedfill.streams import torch_stream
 from fedfill.training.augmentation import Augmentation, augmented
 from fedfill.tree import Weights
 
@@ -217,7 +218,8 @@ def mini_batches(
         resident: The worker's model.
         data: Training samples.
         training: How many, of which size.
-        order: The stream of their order and their augmentation, on the data's device.
+        order: The stream of their order, on the data's device; augmentation has one that is derived from it, so that the order
+            is the same with and without.
         samples_per_epoch: As in `Fit`.
 
     Yields:
@@ -228,6 +230,7 @@ def mini_batches(
         TimeoutError: Where the deadline passed.
     """
     n, device = len(data), data.labels.device
+    changes = torch_stream(order.initial_seed(), "augmentation", device=device)
     per_epoch = n if samples_per_epoch is None else min(samples_per_epoch, n)
     epoch = steps = 0
     while n and (training.steps is not None or epoch < training.epochs):
@@ -237,7 +240,7 @@ def mini_batches(
                 return
             inputs = resident.inputs(data, index)
             if training.augmentation is not None:
-                inputs = augmented(inputs, training.augmentation, order).contiguous(memory_format=resident.layout)
+                inputs = augmented(inputs, training.augmentation, changes).contiguous(memory_format=resident.layout)
             yield Batch(inputs, data.labels[index], index)
             steps += 1
         epoch += 1
@@ -249,7 +252,7 @@ def fit(resident: Resident, request: Fit, order: torch.Generator, draws: torch.G
     Args:
         resident: The worker's model.
         request: What to train from which weights, on what, and how.
-        order: The stream of the mini-batches and their augmentation, on the model's device.
+        order: The stream of the mini-batches, on the model's device.
         draws: The stream of what layers and losses draw, on the model's device; one of its own, so that algorithms which
             draw in their loss see the same mini-batches as those which don't.
 
