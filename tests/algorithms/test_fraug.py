@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import fields
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 
 import fedfill
 from fedfill import tree
+from fedfill.algorithms import fraug
 from fedfill.algorithms.fedbn import FedBN
 from fedfill.algorithms.fraug import FRAug, Shared, SharedUpdate, _LocalUpdate
 from fedfill.data.samples import normalise
@@ -18,7 +20,7 @@ from fedfill.errors import FedfillError
 from fedfill.models.networks import ModelSettings, build
 from fedfill.models.views import normalisation, weights_of
 from fedfill.streams import torch_stream
-from fedfill.synthesis.embeddings import initial
+from fedfill.synthesis.embeddings import distance, initial
 from fedfill.tree import Weights
 
 WIDE = {"width": "wide"}  # with batch norm; embeddings of size 16
@@ -307,26 +309,47 @@ def test_generator_every(every: int, steps: int):
 
 
 @pytest.mark.parametrize("kind", ["mmd", "mmd_per_class", "mean_cov", "l2"])
-def test_distances_are_maximised_by_the_generator_and_minimised_by_the_transformation(kind: str):
-    def apart(generator_weight: float, rtnet_weight: float) -> tuple[float, float]:
+def test_distances_are_maximised_by_the_generator_and_minimised_by_the_transformation(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+):
+    def gradients(generator_weight: float, rtnet_weight: float) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """Of the whole loss, and of the distance alone, by the generator's and twice the transformation's embeddings."""
         update = update_of(
             generator_weight=generator_weight, rtnet_weight=rtnet_weight, generator_distance=kind, rtnet_distance=kind,
-            generator_rate=0.02, rtnet_rate=0.02,
+            generator_rate=1e-30, rtnet_rate=1e-30,  # nothing moves, so that both see the same
         )  # fmt: skip
         update.classification(INPUTS, LABELS)
-        for _ in range(30):
-            update.generation(INPUTS, LABELS)
-        update.generator.eval()
-        update.rtnet.eval()
-        with torch.no_grad():
-            v = update.model.eval().encoder(INPUTS)
-            g = update.agnostic(LABELS)
-            r = update.rtnet(g, LABELS)
-        return float((g.mean(0) - v.mean(0)).square().sum()), float(r.square().mean())
+        whole: dict[int, torch.Tensor] = {}
+        alone: list[torch.Tensor] = []
 
-    # heavier weights push the generator further off, and keep residuals smaller
-    assert apart(30.0, 1.0)[0] > apart(0.0, 1.0)[0]
-    assert apart(1.0, 30.0)[1] < apart(1.0, 0.0)[1]
+        def watched(kind: Any, a: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
+            value, place = distance(kind, a, *others), len(alone)
+            alone.extend(torch.autograd.grad(value, a, retain_graph=True))
+            a.register_hook(lambda gradient: whole.__setitem__(place, gradient))
+            return value
+
+        monkeypatch.setattr(fraug, "distance", watched)
+        update.generation(INPUTS, LABELS)
+        return [whole[place] for place in range(len(alone))], alone
+
+    (off, alone), (on, again) = gradients(0.0, 0.0), gradients(30.0, 10.0)
+    assert len(off) == len(on) == 3
+    for factor, without, weighted, own, same in zip((-30, 10 / 2, 10 / 2), off, on, alone, again, strict=True):
+        assert torch.equal(own, same)
+        assert own.abs().max() > 0
+        torch.testing.assert_close(weighted - without, factor * own, rtol=1e-3, atol=1e-5)
+
+
+def test_squared_differences_are_to_the_prototype_of_the_same_class():
+    update = update_of(generator_distance="l2")
+    update.prototypes, update.seen = (
+        torch.tensor([[1.0, 1.0], [5.0, 5.0], [9.0, 9.0]]),
+        torch.tensor([True, True, False]),
+    )
+    g, wanted = torch.tensor([[2.0, 1.0], [5.0, 8.0], [0.0, 0.0]]), torch.tensor([0, 1, 2])
+    far = torch.full((3, 2), 1e6)  # the client's own embeddings, of whatever classes, play no part
+    assert float(update.apart(g, wanted, far, wanted)) == pytest.approx((1 + 0 + 0 + 9) / 4)
+    assert float(update.apart(g[2:], wanted[2:], far, wanted)) == 0  # a class that was not seen has no prototype
 
 
 # Runs

@@ -161,6 +161,37 @@ def test_one_image_moves_a_private_step_by_no_more_than_the_clip():
     assert 0 < moved <= 2 * 0.1 / 8 * (1 + 1e-4)  # the sum moves by twice the clip, divided by the expected batch
 
 
+@pytest.mark.parametrize("noise", ["none", "dpsgd"])
+def test_the_penalty_holds_the_slope_with_clipping_too(noise):
+    """The fake's score pulls the slope up and the penalty holds it: clipped apart from each other they lose balance."""
+    settings = dataclasses.replace(
+        SMALL, width=8, latent=20, batch_size=32, critic_steps=50, learning_rate=2e-3, noise=noise
+    )
+    data = blobs(64)
+    trained = gan.train(gan.start((1, 8, 8), settings, stream()), data, 1, settings, stream(1), stream(2), 1e-9)
+    critic = Critic((1, 8, 8), settings)
+    critic.load_state_dict(trained.critic)
+    real, fake = data.inputs[:32] / 127.5 - 1, gan.generate(trained, 32, data, settings, stream(3)) / 127.5 - 1
+    penalty = gan.gradient_penalty(lambda x: critic(x)[0], real, fake, torch.full((32,), 0.5))
+    assert penalty.mean() < 1  # a slope of less than 2; without clipping, and with it
+
+
+def test_the_noise_of_equation_3_is_on_the_sum():
+    found = []
+    for noise in ("none", "paper_eq3"):
+        settings = dataclasses.replace(SMALL, noise=noise, batch_size=8)
+        generator, critic = Generator((1, 28, 28), settings), Critic((1, 28, 28), settings)
+        begin = gan.start((1, 28, 28), settings, stream())
+        generator.load_state_dict(begin.generator)
+        critic.load_state_dict(begin.critic)
+        draws = gan._Draws(stream(1), settings, torch.device("cpu"))
+        gan._step_critic(critic, generator, blobs(40, 28), settings, draws, stream(2), 0.0)
+        found.append(torch.cat([p.grad.flatten() for p in critic.parameters()]))
+    shaken = found[1] - found[0]
+    assert len(shaken) > 5000
+    assert float(shaken.std()) == pytest.approx(settings.paper_std(40) / 8, rel=0.05)
+
+
 def test_equation_3_has_the_papers_figures():
     # MNIST: 6,000 images of a client, mini-batches of 64, 94 of them, epsilon 5
     settings = GANSettings(noise="paper_eq3", target_epsilon=5, delta=1e-5)

@@ -30,7 +30,7 @@ class Trained(Message):
 
 
 class Central(Algorithm):
-    """All training data in one place, with as many samples per round as FedAvg's cohort passes through."""
+    """All training data in one place, with as many samples per round as FedAvg's cohort passes through in its epochs."""
 
     name = "central"
     pooled = True

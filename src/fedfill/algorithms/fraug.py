@@ -135,7 +135,7 @@ class FRAug(FedBN):
     rtnet_weight: float = Field(default=1.0, ge=0, allow_inf_nan=False)
     """Weight of the transformation's closeness to real embeddings (lambda_R of equation 6)."""
     generator_distance: Distance = "mmd"
-    """What the generator maximises: mmd, mmd_per_class, mean_cov, or l2, which has no upper bound."""
+    """What the generator maximises: mmd, mmd_per_class, mean_cov, or l2 (to the prototypes), which has no upper bound."""
     rtnet_distance: Distance = "mmd"
     """What the transformation minimises."""
     prototype_momentum: float = Field(default=0.3, gt=0, le=1)
@@ -366,7 +366,7 @@ class _LocalUpdate:
             v = model.encoder(inputs)  # [b, d]
         wanted = self.balanced(1, len(labels))
         g = self.agnostic(wanted)
-        away = distance(settings.generator_distance, g, wanted, v, labels)
+        away = self.apart(g, wanted, v, labels)
         loss = functional.cross_entropy(model.classifier(g), wanted) - settings.generator_weight * away
         self.step(1, loss, self.generator)
         if not settings.personalised:
@@ -387,6 +387,16 @@ class _LocalUpdate:
             terms.append(settings.rtnet_weight * near - entropy)
         if terms:
             self.step(2, torch.stack(terms).mean(), self.rtnet)
+
+    def apart(self, g: Tensor, wanted: Tensor, v: Tensor, labels: Tensor) -> Tensor:
+        """How far the generator's embeddings are from the client's; `l2` compares pairs, so each with the prototype of its class."""
+        kind = self.settings.generator_distance
+        if kind != "l2":
+            return distance(kind, g, wanted, v, labels)
+        mine = self.seen[wanted]
+        if not bool(mine.any()):
+            return (g * 0).sum()
+        return distance(kind, g[mine], wanted[mine], self.prototypes[wanted[mine]], wanted[mine])
 
     def step(self, which: int, loss: Tensor, module: nn.Module) -> None:
         """One step of one of the three networks; the others keep their gradients clean."""

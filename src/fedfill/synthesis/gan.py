@@ -419,17 +419,21 @@ def _step_critic(
             loss = loss + settings.class_weight * functional.cross_entropy(logits[len(fake) :], labels)
         loss.backward()
         if settings.noise == "paper_eq3":
-            std = settings.paper_std(len(data))
+            # of the sum over the mini-batch, as in Xie et al. 2018, whom the paper follows; these gradients are its mean
+            std = settings.paper_std(len(data)) / len(index)
             for parameter in critic.parameters():
                 shaken = torch.empty_like(parameter).normal_(generator=noise) * std
                 parameter.grad = shaken if parameter.grad is None else parameter.grad + shaken
         return
-    critic(fake)[0].mean().backward()  # touches no real image: exact
 
     def touching(weights: Weights, x: Tensor, f: Tensor, e: Tensor, y: Tensor) -> Tensor:
-        """The terms of one real image."""
-        score, logits = functional_call(critic, weights, (x[None],))
-        loss: Tensor = -score[0]
+        """The terms of one real image and its partner.
+
+        The fake's score needs no protection, but outside the clipping it would pull far harder than the penalty, which is
+        clipped, can hold: the critic's slope would run away.
+        """
+        score, logits = functional_call(critic, weights, (torch.stack([x, f]),))
+        loss: Tensor = score[1] - score[0]
 
         def scored(image: Tensor) -> Tensor:
             return functional_call(critic, weights, (image[None],))[0][0]  # type: ignore[no-any-return]
@@ -439,15 +443,14 @@ def _step_critic(
         length: Tensor = slope.square().sum().clamp_min(1e-24).sqrt()
         loss = loss + settings.penalty * (length - 1).square()
         if settings.classes:
-            loss = loss + settings.class_weight * functional.cross_entropy(logits, y[None])
+            loss = loss + settings.class_weight * functional.cross_entropy(logits[:1], y[None])
         return loss
 
     weights = {name: parameter.detach() for name, parameter in critic.named_parameters()}
     total = noisy_sum(touching, weights, (real, near, share, labels), settings.clip, noise_multiplier, noise)
     expected = settings.probability(len(data)) * len(data)
     for name, parameter in critic.named_parameters():
-        own = total[name] / expected
-        parameter.grad = own if parameter.grad is None else parameter.grad + own
+        parameter.grad = total[name] / expected
 
 
 def _adam(module: nn.Module, settings: GANSettings) -> torch.optim.Optimizer:
