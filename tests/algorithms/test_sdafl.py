@@ -458,6 +458,24 @@ def test_sdafl_ac_knows_its_labels_and_never_asks_again():
     assert down == 4 * (3 * (model + 24) + 24 * 64)
 
 
+@pytest.mark.parametrize(("noise", "own"), [("none", True), ("paper_eq3", True), ("dpsgd", False)])
+def test_a_conditional_generator_is_asked_for_its_clients_classes(
+    monkeypatch: pytest.MonkeyPatch, noise: str, own: bool
+):
+    asked: list[list[int] | None] = []
+    from fedfill.synthesis import gan
+
+    original = gan.train
+    monkeypatch.setattr(gan, "train", lambda *given: asked.append(given[-1]) or original(*given))
+    run_rounds(SDAFLAC(**QUICK, noise=noise), 1)
+    assert {tuple(classes) if classes else None for classes in asked} == (
+        {tuple(sorted({i, (i + 1) % 4})) for i in range(4)} if own else {None}
+    )
+    asked.clear()
+    run_rounds(SDAFL(**QUICK), 1)
+    assert set(asked) == {None}
+
+
 def partly_labelled() -> Federation:
     """Each client has labels for 8 of its 40 samples."""
     whole = small_federation()

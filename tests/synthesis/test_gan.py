@@ -94,6 +94,14 @@ def test_an_auxiliary_classifier_makes_the_wanted_class():
     assert float((top_is_dark == (labels == 0)).float().mean()) > 0.9
 
 
+def test_the_generator_is_asked_for_the_wanted_classes_alone():
+    settings = dataclasses.replace(SMALL, classes=5)
+    for wanted, expected in (([3, 1], {1, 3}), (None, {0, 1, 2, 3, 4}), ([4], {4})):
+        _, labels = gan._Draws(stream(), settings, torch.device("cpu"), wanted).latent(200)
+        assert set(labels.tolist()) == expected
+    assert gan._Draws(stream(), SMALL, torch.device("cpu")).latent(2)[1] is None
+
+
 @pytest.mark.parametrize("change", [{}, {"average": 0.9}, {"noise": "dpsgd"}, {"noise": "paper_eq3"}, {"classes": 2}])
 def test_it_goes_on_where_it_stopped(change):
     settings = dataclasses.replace(SMALL, **change)

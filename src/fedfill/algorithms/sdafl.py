@@ -191,8 +191,9 @@ class SDAFL(GANOptions, FedAvg):
             # the coins of a Poisson sample have to be as secret as the noise
             draws = client.noise("gan") if self.noise == "dpsgd" else client.stream("gan")
             client.state.gan = gan.train(
-                now, data, left, settings, draws, client.noise("gan noise"), self.multiplier(client), client.check
-            )
+                now, data, left, settings, draws, client.noise("gan noise"), self.multiplier(client), client.check,
+                self.classes_of(client),
+            )  # fmt: skip
 
     def multiplier(self, client: Client) -> float:
         """The noise of ``dpsgd``, from what the whole pre-training may cost."""
@@ -203,6 +204,15 @@ class SDAFL(GANOptions, FedAvg):
     def settings_of(self, client: Client) -> GANSettings:
         """How the client's GAN is built."""
         return self.gan(client.classes if self.conditional else 0)
+
+    def classes_of(self, client: Client) -> list[int] | None:
+        """Which classes the client's GAN learns to make, where it is told: its own, as it uploads no others.
+
+        Under ``dpsgd`` all: there the account holds for what the generator is asked whatever images the client has.
+        """
+        if not self.conditional or self.noise == "dpsgd":
+            return None
+        return [c for c, n in enumerate(client.data.counts(client.classes)) if n]
 
     def images_of(self, client: Client) -> Samples:
         """What the client's GAN is trained on: everything that it holds, or with a classifier what has labels."""

@@ -8,7 +8,7 @@ labels known.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -272,6 +272,7 @@ def train(
     noise: torch.Generator,
     noise_multiplier: float = 0.0,
     check: Callable[[], None] = lambda: None,
+    classes: Sequence[int] | None = None,
 ) -> GAN:
     """Steps of the generator, each after `critic_steps` of the critic.
 
@@ -284,6 +285,7 @@ def train(
         noise: Stream of the noise that protects.
         noise_multiplier: With ``dpsgd``, from `GANSettings.noise_multiplier`.
         check: Called before each iteration; what it raises ends the training.
+        classes: Those that the generator is asked for, with an auxiliary classifier; None: all.
 
     Returns:
         Where it stands then.
@@ -297,7 +299,7 @@ def train(
     for optimizer, state in zip(optimizers, gan.optimizers or [], strict=False):
         optimizer.load_state_dict({"state": _plain(state), "param_groups": optimizer.state_dict()["param_groups"]})
     of_generator, of_critic = optimizers
-    rng = _Draws(draws, settings, device)
+    rng = _Draws(draws, settings, device, classes)
     for _ in range(iterations):
         check()
         for _ in range(settings.critic_steps):
@@ -369,14 +371,19 @@ def gradient_penalty(critic: Callable[[Tensor], Tensor], real: Tensor, fake: Ten
 class _Draws:
     """What the training draws, in a fixed order."""
 
-    def __init__(self, stream: torch.Generator, settings: GANSettings, device: torch.device) -> None:
+    def __init__(
+        self, stream: torch.Generator, settings: GANSettings, device: torch.device, classes: Sequence[int] | None = None
+    ) -> None:
         self._stream, self._settings, self._device = stream, settings, device
+        wanted = range(settings.classes) if classes is None else classes
+        self._classes = torch.tensor(list(wanted), dtype=torch.int64, device=device)
 
     def latent(self, b: int) -> tuple[Tensor, Tensor | None]:
         """Latent noise ``[b, latent]``, and labels ``[b]`` where there are classes."""
         z = torch.randn(b, self._settings.latent, generator=self._stream, device=self._device)
-        classes = self._settings.classes
-        return z, torch.randint(classes, (b,), generator=self._stream, device=self._device) if classes else None
+        if not self._settings.classes:
+            return z, None
+        return z, self._classes[torch.randint(len(self._classes), (b,), generator=self._stream, device=self._device)]
 
     def batch(self, n: int) -> Tensor:
         """Positions of a mini-batch ``[b]``: without replacement, or a Poisson sample."""
