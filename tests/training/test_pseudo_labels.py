@@ -48,7 +48,8 @@ def test_they_are_those_of_the_model_in_evaluation_mode(random_samples: Callable
     model = build("cnn2bn", (1, 8, 8), 3, ModelSettings(), seed=0)
     model.train()(normalise(inputs) * 3 + 1)  # statistics that differ from those of a batch
     probabilities = model.eval()(normalise(inputs)).softmax(1).detach()
-    tau = float(probabilities.max(1).values.median())
+    # between two of them: chunks of another size may round a probability differently
+    tau = float(probabilities.max(1).values.sort().values[14:16].mean())
     expected = [int(p.argmax()) if float(p.max()) > tau else -1 for p in probabilities]
     start = weights_of(model)
     found = pseudo_labels(model.train(), inputs, tau, 7)
