@@ -389,7 +389,10 @@ class _LocalUpdate:
             self.step(2, torch.stack(terms).mean(), self.rtnet)
 
     def apart(self, g: Tensor, wanted: Tensor, v: Tensor, labels: Tensor) -> Tensor:
-        """How far the generator's embeddings are from the client's; `l2` compares pairs, so each with the prototype of its class."""
+        """How far the generator's embeddings are from the client's; `l2` compares pairs, so each with the prototype of its class.
+
+        Those of classes that were not seen have none and are left out; 0 where all are.
+        """
         kind = self.settings.generator_distance
         if kind != "l2":
             return distance(kind, g, wanted, v, labels)
