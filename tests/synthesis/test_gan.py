@@ -181,7 +181,7 @@ def test_the_penalty_holds_the_slope_with_clipping_too(noise):
     critic.load_state_dict(trained.critic)
     real, fake = data.inputs[:32] / 127.5 - 1, gan.generate(trained, 32, data, settings, stream(3)) / 127.5 - 1
     penalty = gan.gradient_penalty(lambda x: critic(x)[0], real, fake, torch.full((32,), 0.5))
-    assert penalty.mean() < 1  # a slope of less than 2; without clipping, and with it
+    assert penalty.mean() < 0.25  # a slope between 0.5 and 1.5; without clipping, and with it
 
 
 def test_the_noise_of_equation_3_is_on_the_sum():
