@@ -15,6 +15,7 @@ from fedfill.models.views import weights_of
 from fedfill.streams import torch_stream
 from fedfill.synthesis.inversion import (
     Inversion,
+    _Moments,
     _statistics,
     invert,
     require_statistics,
@@ -101,6 +102,20 @@ def test_statistics_by_hand(statistic: str):
     means = (3 - 1) ** 2 + (1 - 0) ** 2
     spreads = (3 - 2) ** 2 + (0 - 1) ** 2 if statistic == "std" else (9 - 4) ** 2 + (0 - 1) ** 2
     assert seen[0].item() == pytest.approx(means + spreads, rel=1e-5)
+
+
+@pytest.mark.parametrize("shape", [(5, 3), (4, 3, 5), (4, 3, 2, 5), (2, 3, 2, 2, 2)])
+def test_moments_and_their_gradient(shape: tuple[int, ...]):
+    """Against two reductions of torch and their gradients; a mean far from 0, where one pass over squares would fail."""
+    x = torch.randn(shape, generator=stream(), dtype=torch.float64) + 100
+    x.requires_grad_()
+    rest = [dim for dim in range(len(shape)) if dim != 1]
+    mean, spread = _Moments.apply(x, 1e-5)
+    assert torch.allclose(mean, x.mean(rest))
+    assert torch.allclose(spread, (x.var(rest, correction=0) + 1e-5).sqrt())
+    assert torch.autograd.gradcheck(lambda z: _Moments.apply(z, 1e-5), x)
+    single = _Moments.apply(x.detach().float(), 1e-5)
+    assert torch.allclose(single[1].double(), spread, rtol=1e-3)
 
 
 def test_options(model: nn.Module):

@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from fedfill.data.samples import Samples, quantise
@@ -145,18 +146,44 @@ def invert(
     return Inverted(Samples(inputs, labels), first or best, best)
 
 
+class _Moments(torch.autograd.Function):
+    """Means and deviations ``sqrt(var + eps)`` of each channel, ``[b, channels, ...]`` to two of ``[channels]``.
+
+    By the kernel of batch norm's training, which has them in one pass: inversion is a third shorter than with `Tensor.var`,
+    whose reduction over all dimensions but the second is slow. Their gradient is written out since that kernel's covers its
+    output alone.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        _, mean, inverse = torch.native_batch_norm(x, None, None, None, None, True, 0.0, eps)
+        ctx.save_for_backward(x, mean, inverse)
+        # without eps the kernel has 0 for a channel without spread
+        return mean, torch.where(inverse > 0, inverse.reciprocal(), 0.0)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, mean_gradient: Tensor, spread_gradient: Tensor) -> tuple[Tensor, None]:
+        x, mean, inverse = ctx.saved_tensors
+        values = x.numel() // x.shape[1]
+        # d mean / d x = 1 / n, d spread / d x = (x - mean) / (n * spread)
+        slope = spread_gradient * inverse / values
+        level = mean_gradient / values - slope * mean
+        shape = [1, -1, *[1] * (x.dim() - 2)]
+        return torch.addcmul(level.view(shape), x, slope.view(shape)), None
+
+
 @contextmanager
 def _statistics(model: nn.Module, statistic: Statistic) -> Iterator[list[Tensor]]:
     """Collect, at each pass, how far every layer's input is from the statistics that it keeps: the terms of equation 3."""
     seen: list[Tensor] = []
 
     def look(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        x = inputs[0].transpose(0, 1).flatten(1)  # [channels, b * positions]
-        mean, var = x.mean(1), x.var(1, correction=0)
-        spread, stored = var, layer.running_var
-        if statistic == "std":
-            spread, stored = (var + layer.eps).sqrt(), (layer.running_var + layer.eps).sqrt()  # type: ignore[operator]
-        distance = (mean - layer.running_mean).square().sum() + (spread - stored).square().sum()  # type: ignore[operator]
+        mean, spread = _Moments.apply(inputs[0], layer.eps)  # type: ignore[no-untyped-call]  # [channels] each
+        stored = (layer.running_var + layer.eps).sqrt()  # type: ignore[operator]
+        if statistic == "var":  # the two eps cancel in the difference
+            spread, stored = spread.square(), stored.square()
+        distance = (mean - layer.running_mean).square().sum() + (spread - stored).square().sum()
         seen.append(distance)
 
     hooks = [layer.register_forward_pre_hook(look) for layer in statistics_layers(model)]
