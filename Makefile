@@ -30,8 +30,8 @@ demo: $(READY) ## compare FedAvg with FedDPMS on ten unequal clients
 	$(BIN)/fedfill compare fedavg feddpms fedavg:latent_activation=none feddpms:latent_activation=none \
 	  --data digits --clients 10 --partition dirichlet:0.3 --rounds 20 --seeds 0,1 --set batch_size=16 --out runs/demo
 
-test: $(READY) ## run the tests
-	$(BIN)/pytest -q -m 'not deploy and not faults'
+test: $(READY) ## run the tests, in two processes
+	$(BIN)/pytest -q -n 2 --dist worksteal -m 'not deploy and not faults'
 
 test-deploy: $(READY) ## run whole Flower federations of real processes and compare the bits
 	$(BIN)/pytest -q -m deploy
