@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import os
 import signal
 from collections.abc import Callable, Sequence
 
@@ -17,6 +19,9 @@ settings.register_profile("fedfill", deadline=None)  # machines that run tests a
 settings.load_profile("fedfill")
 # a shell's background job ignores Ctrl-C, and so would every process that tests start and interrupt
 signal.signal(signal.SIGINT, signal.default_int_handler)
+# a console that is made while COLUMNS is set, as in processes of pytest-xdist, keeps that width; tests set their own
+os.environ.pop("COLUMNS", None)
+importlib.import_module("fedfill.terminal")
 torch.set_num_threads(1)  # tensors here are tiny: waking more threads costs more than they bring
 
 
