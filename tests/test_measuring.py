@@ -188,6 +188,20 @@ def test_training_images_as_synthetic_ones_are_unmasked(
     assert other["frechet"]["synthetic"] == other["frechet"]["test"]
 
 
+def test_copies_of_images_without_a_label_are_unmasked_too(
+    random_samples: Callable[..., Samples], make_federation: Callable[..., Federation]
+):
+    """SDA-FL's generators are trained on them as well."""
+    secret = random_samples(30, seed=1)
+    federation = make_federation([random_samples(5)], test=random_samples(50, seed=2))
+    clients = (replace(federation.clients[0], unlabelled=secret),)
+    oracle = nn.Sequential()
+    oracle.encoder, oracle.classifier = nn.Flatten(), nn.Linear(64, 3)
+    found = assess(secret, replace(federation, clients=clients), oracle.eval(), "nobody", 0)
+    assert found["nearest"]["share_below"] == 1
+    assert found["frechet"]["samples"] == 30
+
+
 # ---- slips
 
 

@@ -160,6 +160,9 @@ class Composable(Algorithm):
     private: ClassVar[bool] = False
     """Whether nothing but what `combine` returns may be made public of the clients' models."""
 
+    exchanges: ClassVar[bool] = False
+    """Whether clients learn of each other's data by more than the models that the server sends."""
+
     @property
     def aggregates(self) -> bool:
         """Whether it has an aggregation of its own, other than the weighted mean."""

@@ -130,7 +130,8 @@ def assess(samples: Samples, federation: Federation, oracle: nn.Module, name: st
         By name, as in ``measures.json``.
     """
     where = samples.labels.device
-    training = federation.pooled().clients[0].train
+    pooled = federation.pooled().clients[0]
+    training = pooled.train + pooled.unlabelled  # generators are trained on both
     by_class, overall = recognised(oracle, samples, federation.classes)
     notes: list[str] = []
     frechet = None

@@ -6,8 +6,13 @@ from tests.helpers import run_rounds, scripted, start_of
 
 from fedfill.algorithms.dpfedavg import DPFedAvg
 from fedfill.algorithms.fedavg import FedAvg, Update
+from fedfill.algorithms.feddpgan import FedDPGAN
 from fedfill.algorithms.feddpms import FedDPMS
+from fedfill.algorithms.fedmix import FedMix
 from fedfill.algorithms.fedzda import FedZDAC, FedZDAS
+from fedfill.algorithms.naivemix import NaiveMix
+from fedfill.algorithms.sdafl import SDAFL, SDAFLAC
+from fedfill.errors import FedfillError
 from fedfill.privacy.accountant import epsilon, sampled_epsilon
 
 WIDE = {"width": "wide"}
@@ -99,11 +104,18 @@ def test_without_clipping_and_noise_it_is_the_plain_mean():
     assert all(torch.allclose(private[n], plain[n], atol=1e-5) for n in plain)
 
 
-@pytest.mark.parametrize("host", [FedAvg, FedDPMS, FedZDAC, FedZDAS])
+@pytest.mark.parametrize("host", [NaiveMix, FedMix, FedDPMS, FedDPGAN, SDAFL, SDAFLAC])
+def test_where_clients_share_more_than_their_updates_it_is_refused(host: type):
+    """A client's means would change the updates of the others, and the sum by more than one clipped update."""
+    with pytest.raises(
+        FedfillError, match=rf"^aggregation: found dpfedavg with {host.name}, where what a client shares reaches"
+    ):
+        run_rounds(host(aggregation="dpfedavg", local="fedprox"), rounds=1, model=WIDE)
+
+
+@pytest.mark.parametrize("host", [FedAvg, FedZDAC, FedZDAS])
 def test_others_take_it(host: type):
-    extra = {"preliminary_rounds": 1, "alpha": 4, "max_candidates": 20} if host is FedDPMS else {}
-    if host in (FedZDAC, FedZDAS):
-        extra = {"start_round": 0, "images_per_class": 2, "inversion_steps": 3}
+    extra = {"start_round": 0, "images_per_class": 2, "inversion_steps": 3} if host is not FedAvg else {}
     server = run_rounds(
         host(local_epochs=1, batch_size=8, aggregation="dpfedavg:clip=0.5;noise_multiplier=0.01", **extra), rounds=2, model=WIDE
     )  # fmt: skip

@@ -356,6 +356,7 @@ def test_candidates_are_charged_in_each_round_even_if_none_is_accepted(monkeypat
     server = run_rounds(FedDPMS(**QUICK, preliminary_rounds=1, mechanism="public_filter", max_candidates=70), 3)
     assert server.state.shared == {}
     assert ledger_entry(server, "codes")["epsilon"] == pytest.approx(epsilon(math.sqrt(2 * 70) * 4 / 20, 1e-5))
+    assert ledger_entry(server, "classes")["epsilon"] is None  # the rows of what was tried tell which they are
 
 
 def test_single_release_sends_one_mean_for_each_class_and_costs_one_release():

@@ -532,7 +532,9 @@ def test_on_top_of_others(kind: type[SDAFL], value: dict[str, str]):
 
 @pytest.mark.parametrize("local", [None, "fedprox:mu=1"])
 def test_an_aggregation_that_hides_the_clients_models_is_refused(local: str | None):
-    with pytest.raises(FedfillError, match=r"^aggregation: found dpfedavg with sdafl, whose server labels"):
+    with pytest.raises(
+        FedfillError, match=r"^aggregation: found dpfedavg with sdafl, where what a client shares reaches the others"
+    ):
         run_rounds(SDAFL(**QUICK, aggregation="dpfedavg", local=local), 1)
 
 

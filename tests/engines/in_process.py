@@ -126,8 +126,9 @@ class InProcessEngine(FlowerEngine):
         self._given = folder
         self.folder = folder or Path(tempfile.mkdtemp())
         self.grid = hosts(
-            program, federation, template, initial, self.folder, seed=seed, timeout=timeout, secret=secret
-        )
+            program, federation, template, initial, self.folder, seed=seed, timeout=timeout, secret=secret,
+            digest=options.get("digest", "digest"),
+        )  # fmt: skip
         super().__init__(
             self.grid, program, clients=len(federation.clients), classes=federation.classes, test=federation.test,
             template=template, device=torch.device("cpu"), timeout=timeout,

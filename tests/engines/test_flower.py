@@ -69,7 +69,7 @@ class World:
     """An algorithm on four clients, half of them in a round, on a Flower grid in this process."""
 
     def __init__(self, name: str, folder: Path, **options: Any) -> None:
-        self.federation = small_federation()
+        self.federation = options.pop("federation", None) or small_federation()
         algorithm = options.pop("algorithm", None) or {**TWO, **MORE}[name]
         self.net = build("cnn2", (1, 8, 8), CLASSES, ModelSettings(), needs=algorithm.needs(), seed=0)
         self.algorithm = algorithm.resolved(rounds=ROUNDS, model=self.net, inputs=self.federation.sample.inputs)
@@ -687,6 +687,44 @@ def test_noise_is_the_same_to_the_same_question_and_other_noise_to_another(tmp_p
     noises = {first[1], ask("a", True, 2.0, 0)[1], ask("a", True, 1.0, 1)[1], ask("b", True, 1.0, 0)[1], seeded[1]}
     assert len(noises) == 5
     assert (tmp_path / "a" / "host1" / "noise.key").stat().st_mode & 0o777 == 0o600
+
+
+def test_noise_is_other_noise_where_anything_differs_that_the_answer_is_made_of(tmp_path: Path) -> None:
+    """The same noise on two answers that differ could be subtracted, and what it hides be read off the difference."""
+
+    class Counting(Noisy):
+        def client_state(self) -> dict[str, Any]:
+            return {"asked": 0}
+
+        @client_handler
+        async def counted(self, client: Client, message: Broadcast) -> Hello:
+            client.state.asked += 1
+            return await self.noisy(client, message)
+
+    def ask(folder: str, times: int = 1, **options: Any) -> list[int]:
+        world = World("fedavg", tmp_path / folder, algorithm=Counting(), secret=True, **options)
+        world.server.begin(0)
+        message = Broadcast({"w": torch.tensor([1.0])})
+        return [world.server.call([1], world.algorithm.counted, message)[1].protocol for _ in range(times)]
+
+    first, later = ask("a", times=2)
+    assert later != first  # the client's state is another
+    key = (tmp_path / "a" / "host1" / "noise.key").read_bytes()
+
+    def with_that_key(folder: str, **options: Any) -> int:
+        (tmp_path / folder / "host1").mkdir(parents=True)
+        (tmp_path / folder / "host1" / "noise.key").write_bytes(key)
+        return ask(folder, **options)[0]
+
+    federation = small_federation()
+    own = federation.clients[1]
+    inputs = own.train.inputs.clone()
+    inputs[0] = 255 - inputs[0]
+    changed = replace(own, train=replace(own.train, inputs=inputs))
+    clients = (federation.clients[0], changed, *federation.clients[2:])
+    assert with_that_key("same") == first
+    assert with_that_key("data", federation=replace(federation, clients=clients)) != first
+    assert with_that_key("settings", digest="another") != first
 
 
 def test_a_round_that_is_done_again_releases_the_same_noise(tmp_path: Path) -> None:

@@ -220,11 +220,11 @@ def test_the_noise_that_is_really_needed(samples, iterations, epsilon, expected)
 
 
 def test_what_the_noise_of_equation_3_would_be_worth_with_clipping():
-    """Its promise of epsilon 5 is off by five orders of magnitude, and without clipping there is no promise at all."""
+    """Its promise of epsilon 5 is off by three orders of magnitude, and without clipping there is no promise at all."""
     from fedfill.privacy.accountant import sampled_epsilon
 
     settings = GANSettings(noise="paper_eq3", target_epsilon=5, delta=1e-5)
-    assert sampled_epsilon(settings.paper_std(6000), settings.probability(6000), 18_000, 1e-5) > 1e5
+    assert sampled_epsilon(settings.paper_std(6000), settings.probability(6000), 18_000, 1e-5) > 4e3
 
 
 def test_releases():

@@ -14,7 +14,9 @@ from pydantic import Field
 
 from fedfill.algorithms import Start
 from fedfill.algorithms.fedavg import FedAvg
+from fedfill.composition import Composable
 from fedfill.engines.contract import Server
+from fedfill.errors import FedfillError
 from fedfill.models.views import trainable
 from fedfill.privacy.accountant import sampled_epsilon
 from fedfill.tree import Weights
@@ -34,6 +36,15 @@ class DPFedAvg(FedAvg):
     """Delta at which each round's record gives epsilon."""
     weighting: Literal["uniform"] = "uniform"
     """Clients count alike: a client with more samples would have more to hide."""
+
+    def check_host(self, host: Composable) -> None:
+        """One client may move the sum by its own clipped update alone, and not by others' updates too."""
+        super().check_host(host)
+        if host.exchanges:
+            raise FedfillError(
+                f"aggregation: found {self.name} with {host.name}, where what a client shares reaches the others' updates, each of "
+                "which is clipped by itself, and no epsilon would hold; allowed: fednova, qffl, none"
+            )
 
     def sample(self, server: Server, t: int) -> list[int]:
         """Each client with the probability `participation`, whatever the others' coins say; perhaps nobody."""

@@ -66,6 +66,7 @@ class FedDPGAN(GANOptions, FedAvg):
     """A GAN with an auxiliary classifier, trained federatedly, fills every client's data."""
 
     name = "feddpgan"
+    exchanges = True
 
     gan_chunk: int = Field(default=100, ge=1)
     """Steps of each client's GAN between two averages, which are checkpoints as well."""

@@ -151,6 +151,7 @@ class FedDPMS(Composable):
     """Clients share noisy means of latent codes; others decode from them the classes that they lack."""
 
     name = "feddpms"
+    exchanges = True
     parts = ("encoder", "classifier", "decoder")
     presets: ClassVar = {
         "fashion_mnist": {"alpha": 50, "sigma": 3.0, "n_classes": 3},
@@ -551,8 +552,11 @@ class FedDPMS(Composable):
         """A reply, with what was shared in fields of their own so that each is declared on its own."""
         classes, counts, codes = (shared.classes, shared.counts, shared.codes) if shared else (None, None, None)
         if shared is None and "codes" not in client.releases:
-            # otherwise what was declared for the codes stays: that none was accepted tells as much as sending the candidates
             client.release("acceptance", FOLLOWS)
+        elif shared is None:
+            # what was declared for the codes stays: that none was accepted tells as much as sending the candidates. And the rows
+            # of `acceptance` are those of C_i
+            client.release("classes", SecondaryReply.declared["classes"])
         if shared is not None and self.mechanism == "prior":
             for name in ("counts", "codes", "acceptance"):
                 client.release(name, public("holds nothing of the client's data"))

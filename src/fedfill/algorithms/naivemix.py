@@ -59,6 +59,7 @@ class NaiveMix(FedAvg):
     """FedAvg on samples that are mixed with means over groups of everybody's samples (section 3.2)."""
 
     name = "naivemix"
+    exchanges = True
 
     mix: float = Field(default=0.05, ge=0, le=1)
     """Share of the mean in a mixed sample (lambda)."""

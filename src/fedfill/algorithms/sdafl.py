@@ -110,6 +110,7 @@ class SDAFL(GANOptions, FedAvg):
     """Synthetic data aided federated learning: GAN images, labelled anew in each round, mixed with real ones (algorithm 1)."""
 
     name = "sdafl"
+    exchanges = True
     draws_beside = True
     presets: ClassVar = {
         "cifar10": {"gan_iterations": 36_000, "server_steps": 10},
@@ -145,11 +146,6 @@ class SDAFL(GANOptions, FedAvg):
 
     def resolved(self, *, rounds: int, model: nn.Module, inputs: Tensor) -> Self:
         """Make sure that a GAN can make what the data hold, and that the server sees what it labels with."""
-        if self.aggregation_of.private:
-            raise FedfillError(
-                f"aggregation: found {self.aggregation_of.name} with {self.name}, whose server labels images with each client's own model; "
-                "allowed: fednova, qffl, none"
-            )
         gan.require_images(inputs, self.name)
         return super().resolved(rounds=rounds, model=model, inputs=inputs)
 

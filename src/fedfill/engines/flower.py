@@ -9,6 +9,7 @@ arrives is checked before it is used, and what makes no sense is a lost reply.
 from __future__ import annotations
 
 import functools
+import hmac
 import inspect
 import logging
 import secrets
@@ -662,7 +663,7 @@ class _Office:
         return Host(
             site.program, classes=site.classes, initial=site.initial, seed=site.seed, device=site.device,
             timeout=PATIENCE if site.timeout is None else site.timeout,
-            secret=_key(site.folder / "noise.key") if site.secret else None,
+            secret=_key(site.folder / "noise.key", site.digest) if site.secret else None,
         )  # fmt: skip
 
     @property
@@ -681,11 +682,11 @@ class _Office:
         return kept  # type: ignore[no-any-return]
 
 
-def _key(path: Path) -> bytes:
-    """The host's own key for its noise, made at first use; nobody else may ever read it."""
+def _key(path: Path, digest: str) -> bytes:
+    """The host's key for its noise in one experiment, from its own, which is made at first use; nobody else may ever read it."""
     if not path.exists():
         write_atomically(path, secrets.token_bytes(32), mode=0o600)
-    return path.read_bytes()
+    return hmac.digest(path.read_bytes(), digest.encode(), "sha256")
 
 
 def _run(handler: str, kind: Any, office: _Office, message: Tree, words: dict[str, Any]) -> Answer:

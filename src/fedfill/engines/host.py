@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import time
 from collections.abc import Coroutine, Iterator
@@ -61,7 +62,8 @@ class Host:
         seed: Of the experiment.
         device: Where data and models live.
         timeout: Seconds that a client has for one call; None: as long as it takes.
-        secret: A key that only this host has, from which noise comes in place of the seed.
+        secret: A key that only this host has, from which noise comes in place of the seed; another one for each experiment, as
+            settings that no message holds may change what is protected.
     """
 
     def __init__(
@@ -129,10 +131,14 @@ class Host:
         given = (message, data, unlabelled)
         untouched = tree.Unchanged((given, own.tree()))
 
+        @functools.cache
+        def asked() -> str:
+            parts = {"message": message, "data": data, "unlabelled": unlabelled, "state": state}
+            return hashlib.sha256(tree.to_bytes(parts)).hexdigest()
+
         def secret(purpose: str) -> torch.Generator:
-            # by the message: to the same question the same noise, to another question other noise
-            asked = hashlib.sha256(tree.to_bytes(message)).hexdigest()
-            return secret_stream(self._secret or b"", handler, purpose, t, i, asked, device=data.labels.device)
+            # by all that the answer is made of: to the same question the same noise, to any other question other noise
+            return secret_stream(self._secret or b"", handler, purpose, t, i, asked(), device=data.labels.device)
 
         fits = _Fits(resident, (self._seed, t, i), self._device)
         client = Client(

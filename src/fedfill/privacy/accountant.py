@@ -22,7 +22,7 @@ from fedfill.errors import FedfillError, did_you_mean
 BOUNDS = ("none", "sigmoid", "clip")
 """How latent codes can be bounded; without a bound, no noise gives a guarantee."""
 
-_LITTLE_NOISE = 0.2
+_LITTLE_NOISE = 0.01
 _EXACT = (1e-6, 1e6)  # the range of mu in which the search for the exact epsilon keeps its digits
 
 
@@ -242,10 +242,10 @@ def sampled_epsilon(noise_multiplier: float, probability: float, rounds: int, de
 
     _check_delta(delta)
     if noise_multiplier < _LITTLE_NOISE:
-        # so little noise that the distributions outgrow memory: the bound without sampling, which is hundreds anyway
+        # so little noise that the distributions outgrow memory: the bound without sampling, which is thousands anyway
         return epsilon(gaussian_mu(1.0, noise_multiplier, rounds), delta)
-    # coarser steps than dp-accounting's own: epsilon is rounded up by a thousandth at the most, in a tenth of the time
-    accountant = pld.PLDAccountant(value_discretization_interval=1e-3)
+    interval = _interval(0.0, ((noise_multiplier, probability, rounds),), delta)
+    accountant = pld.PLDAccountant(value_discretization_interval=interval)
     return float(accountant.compose(_sampled_event(noise_multiplier, probability), rounds).get_epsilon(delta))
 
 
@@ -260,7 +260,7 @@ def sampled_noise(target: float, probability: float, steps: int, delta: float) -
         delta: Between 0 and 1, both excluded.
 
     Returns:
-        A noise multiplier, a thousandth above the least at the most.
+        A noise multiplier, hardly above the least.
 
     Raises:
         FedfillError: Where `target` or `delta` is out of range.
@@ -303,12 +303,35 @@ def replaced_epsilon(mu: float, sampled: tuple[tuple[float, float, int], ...], d
     from dp_accounting import pld
 
     _check_delta(delta)
-    accountant = pld.PLDAccountant(dp_accounting.NeighboringRelation.REPLACE_ONE, value_discretization_interval=1e-3)
+    accountant = pld.PLDAccountant(
+        dp_accounting.NeighboringRelation.REPLACE_ONE, value_discretization_interval=_interval(mu, sampled, delta)
+    )
     for noise, probability, steps in sampled:
         accountant.compose(_sampled_event(noise, probability), steps)
     if mu:
         accountant.compose(dp_accounting.GaussianDpEvent(2 / mu))  # a replaced record moves a sum by twice its norm
     return float(accountant.get_epsilon(delta))
+
+
+def _interval(mu: float, sampled: tuple[tuple[float, float, int], ...], delta: float) -> float:
+    """The grid on which privacy losses are counted, which rounds epsilon up by some thousandths at the most.
+
+    As fine as a tenth of a step's typical loss: on a coarser one the rounding of each step adds up, to twice epsilon where samples
+    are rare and steps many. And no finer than what epsilon needs, or the distributions outgrow memory where there is little
+    noise.
+    """
+    spread = {item: item[1] * math.sqrt(math.expm1(min(item[0] ** -2, 60.0))) for item in sampled}
+    fine = min(min(_coarsest(item[0]), max(3e-5, 0.1 * loss)) for item, loss in spread.items())
+    # a sum of many small losses is as Gaussian's: a guess at epsilon, which settles no more than the grid
+    total = math.hypot(
+        mu,
+        *(min(loss * math.sqrt(steps), gaussian_mu(1.0, noise, steps)) for (noise, _, steps), loss in spread.items()),
+    )
+    return max(fine, epsilon(total, delta) / 4e6)
+
+
+def _coarsest(noise: float) -> float:
+    return 1e-3 if noise >= 0.5 else 1e-2
 
 
 def _sampled_event(noise_multiplier: float, probability: float) -> Any:
