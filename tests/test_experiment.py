@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -747,6 +748,45 @@ def test_a_setting_that_is_none_leaves_an_experiment_what_it_was(monkeypatch: py
 
     assert digest(None) == "41a3ed242c72c05c"
     assert len({digest(number) for number in (None, 1, 100)}) == 3
+
+
+def test_what_a_network_of_ones_own_holds_beside_its_tensors_makes_another_experiment(tmp_path: Path) -> None:
+    class Scaled(nn.Module):
+        power = 1
+
+        def __init__(self, factor: float) -> None:
+            super().__init__()
+            self.factor = factor
+            self.linear = nn.Linear(64, 10)
+            nn.init.zeros_(self.linear.weight)
+
+        @staticmethod
+        def shaped(x: torch.Tensor) -> torch.Tensor:
+            return x.flatten(1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.linear(self.shaped(x)) * self.factor**self.power
+
+    class Powered(Scaled):
+        power = 2
+
+    class Reshaped(Scaled):
+        @staticmethod
+        def shaped(x: torch.Tensor) -> torch.Tensor:
+            return x.flatten(1).flip(1)
+
+    Powered.__qualname__ = Reshaped.__qualname__ = Scaled.__qualname__
+    Powered.__name__ = Reshaped.__name__ = Scaled.__name__
+    nets = [Scaled(1.0), Scaled(1.0), Scaled(2.0), Powered(1.0), Reshaped(1.0)]
+    for net in nets:
+        net.linear.bias.data.zero_()
+    runs = [
+        fedfill.run("fedavg", model=net, clients=2, rounds=1, local_epochs=1, out=tmp_path / str(i))
+        for i, net in enumerate(nets)
+    ]
+    digests = [tomllib.loads((run.directory / "experiment.toml").read_text())["digest"] for run in runs]
+    assert digests[0] == digests[1]
+    assert len(set(digests)) == 4
 
 
 def test_augmentation_gives_the_same_bits_on_any_number_of_workers_and_after_a_resume(tmp_path: Path) -> None:

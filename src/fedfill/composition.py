@@ -42,6 +42,7 @@ class Start:
         weights: The shared tensors, as received.
         control: What the server sent beside them.
         training: Budget and optimizer.
+        draws_beside: Whether the loss passes other samples through the model than those of the mini-batch.
     """
 
     client: Client
@@ -49,6 +50,7 @@ class Start:
     weights: Weights
     control: Weights | None
     training: LocalTraining
+    draws_beside: bool = False
 
     def parameters(self) -> Weights:
         """Those of the shared tensors that are trained: no buffers."""
@@ -331,7 +333,8 @@ class Composable(Algorithm):
         Returns:
             What to send, and the trained tensors.
         """
-        start = Start(client, client.data if data is None else data, weights, control, self.training(client.round))
+        own = client.data if data is None else data
+        start = Start(client, own, weights, control, self.training(client.round), self.draws_beside)
         objective = self.objective_of.objective(start, loss)
         fitted = await client.fit(
             {**weights, **(beside or {})},

@@ -70,20 +70,48 @@ class Prepared:
         given = self.experiment.model_dump().items()
         # one that is none counts as absent: a new setting leaves the experiments that don't use it what they were
         settings = {k: v for k, v in given if k not in INCIDENTAL and v is not None}
-        code = [repr(self.model), *_programs(type(self.algorithm), *(type(m) for m in self.model.modules()))]
+        modules = list(self.model.modules())
+        code = [repr(self.model), *_programs(type(self.algorithm), *map(type, modules)), *_values(modules)]
         identity = [__version__, settings, self.federation.fingerprint, tree.sha256(self.initial), code]
         return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _programs(*classes: type) -> list[str]:
-    """The compiled functions of classes that neither fedfill nor torch vouches for by its version, their bases included."""
-    own = {base for kind in classes for base in kind.__mro__ if base.__module__.split(".")[0] not in _VOUCHED}
-    return sorted(
-        f"{kind.__qualname__}.{name}: {_instructions(function.__code__)}"
-        for kind in own
-        for name, function in vars(kind).items()
-        if inspect.isfunction(function)
-    )
+    """The compiled functions and the constants of classes that neither fedfill nor torch vouches for, their bases included."""
+    own = {base for kind in classes for base in kind.__mro__ if not _vouched(base)}
+    found = []
+    for kind in own:
+        for name, value in vars(kind).items():
+            parts = (value.fget, value.fset) if isinstance(value, property) else (getattr(value, "__func__", value),)
+            found += [
+                f"{kind.__qualname__}.{name}: {_instructions(f.__code__)}" for f in parts if inspect.isfunction(f)
+            ]
+            if not name.startswith("__") and _is_plain(value):
+                found.append(f"{kind.__qualname__}.{name} = {value!r}")
+    return sorted(found)
+
+
+def _values(modules: Sequence[nn.Module]) -> list[str]:
+    """Numbers and words that modules of the user's own hold beside their tensors, such as a factor that `forward` reads."""
+    plain = vars(nn.Module())
+    return [
+        f"{i}.{name} = {value!r}"
+        for i, module in enumerate(modules)
+        if not _vouched(type(module))
+        for name, value in sorted(vars(module).items())
+        if name not in plain and _is_plain(value)
+    ]
+
+
+def _vouched(kind: type) -> bool:
+    """Whether the version of fedfill or of a package says what it does."""
+    return kind.__module__.split(".")[0] in _VOUCHED
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, tuple | list):
+        return all(map(_is_plain, value))
+    return value is None or isinstance(value, bool | int | float | str | bytes)
 
 
 def _instructions(code: CodeType) -> str:
@@ -412,6 +440,8 @@ def _epsilons(entries: list[dict[str, Any]]) -> dict[str, float | None]:
 def _picture(images: Samples | None, federation: Federation, path: Path) -> None:
     if images is None or images.inputs.dim() != 4:
         return
+    if images.inputs.dtype != torch.uint8 or images.inputs.shape[1] not in (1, 3):
+        return  # floats have no range that a picture could show
     images = images[images.labels >= 0]
     if not len(images):
         return

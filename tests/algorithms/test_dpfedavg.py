@@ -149,3 +149,16 @@ def test_frozen_buffers_get_no_noise(host: type):
     same = {name: torch.equal(server.state.weights[name], tensor) for name, tensor in server.initial.items()}
     assert all(same[name] for name in same if "running" in name)
     assert not any(same[name] for name in same if name.endswith("weight"))
+
+
+def test_frozen_parameters_get_no_noise():
+    """A pretrained encoder that nobody trains would walk away, a step in every round."""
+    net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 8), torch.nn.Linear(8, 4))
+    for parameter in net[1].parameters():
+        parameter.requires_grad_(False)
+    weights = {name: tensor.clone() for name, tensor in net.state_dict().items()}
+    server, engine = scripted(clients=4, weights=weights)
+    server.model = lambda given: net
+    engine.script["train"] = lambda i, message, t: Update(message.weights, 10)
+    DPFedAvg(noise_multiplier=5.0).round(server, 0)
+    assert [n for n, w in weights.items() if torch.equal(server.state.weights[n], w)] == ["1.weight", "1.bias"]

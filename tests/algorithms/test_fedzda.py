@@ -1,13 +1,19 @@
 """Fed-ZDAC and Fed-ZDAS: who inverts what, when, and what is trained on it."""
 
+import tomllib
+from pathlib import Path
+
 import pytest
 import torch
-from tests.helpers import run_rounds
+from tests.helpers import bars, run_rounds
 
 import fedfill
+from fedfill import tree
 from fedfill.algorithms.fedavg import FedAvg
 from fedfill.algorithms.fedzda import FedZDAC, FedZDAS
 from fedfill.errors import FedfillError
+from fedfill.models.networks import ModelSettings, build
+from fedfill.synthesis.inversion import Inversion, invert
 
 QUICK = {"local_epochs": 1, "batch_size": 8, "learning_rate": 0.05, "images_per_class": 3, "inversion_steps": 5}
 WIDE = {"width": "wide"}
@@ -148,3 +154,31 @@ def test_slips():
 def test_the_account_says_no_guarantee():
     server = run_rounds(FedZDAS(**QUICK, start_round=0), rounds=1, model=WIDE)
     assert server.ledger.account(1e-5)["total_epsilon"] is None
+
+
+def test_floats_have_the_range_that_they_have_and_no_picture(tmp_path: Path):
+    """Standardised inputs go beyond -1..1; and a run on them ends with a summary, though no picture can be drawn."""
+    generator = torch.Generator().manual_seed(0)
+    inputs, labels = 3 * torch.randn(80, 1, 8, 8, generator=generator), torch.arange(80) % 4
+    options = {**QUICK, "inversion_steps": 40, "start_round": 0, "width": "wide"}
+    result = fedfill.run(
+        "fedzdas", data=(inputs, labels), partition="iid", clients=2, rounds=1, out=tmp_path / "run", **options
+    )
+    assert result.summary["accuracy"] >= 0
+    assert tomllib.loads((tmp_path / "run" / "experiment.toml").read_text())["settings"]["clamp"] is False
+    made = tree.from_bytes((tmp_path / "run" / "checkpoint" / "state.safetensors").read_bytes())["server"]["synthetic"]
+    assert float(made.inputs.abs().max()) > 1
+
+
+def test_a_late_client_ends_at_its_next_step():
+    calls = []
+
+    def check() -> None:
+        calls.append(1)
+        if len(calls) == 3:
+            raise TimeoutError
+
+    model = build("cnn2", (1, 8, 8), 4, ModelSettings(width="wide"), seed=0).eval()
+    with pytest.raises(TimeoutError):
+        invert(model, [0, 1], bars(1, [0], 0), Inversion(per_class=2, steps=50), torch.Generator(), check)
+    assert len(calls) == 3

@@ -117,13 +117,15 @@ def test_it_sends_what_fedavg_sends():
     [((1, 3, 8, 8), None, True), ((1, 1, 8, 8), None, False), ((1, 3, 8, 8), False, False), ((1, 1, 8, 8), True, True)],
 )
 def test_colour_is_flipped_unless_told_otherwise(shape: tuple[int, ...], given: bool | None, chosen: bool):
-    algorithm = FixMatch(flip=given).resolved(rounds=1, model=nn.Flatten(), inputs=torch.zeros(shape))
+    algorithm = FixMatch(flip=given).resolved(rounds=1, model=nn.Flatten(), inputs=torch.zeros(shape, dtype=torch.uint8))
     assert algorithm.flip is chosen
 
 
 def test_slips():
     with pytest.raises(FedfillError, match=r"data: fixmatch augments images .* found samples of shape \[6\]"):
         FixMatch().resolved(rounds=1, model=nn.Linear(6, 2), inputs=torch.zeros(1, 6))
+    with pytest.raises(FedfillError, match=r"data: fixmatch changes brightness .* found values of torch.float32"):
+        FixMatch().resolved(rounds=1, model=nn.Flatten(), inputs=torch.zeros(1, 1, 8, 8))
     for setting, value in (("tau", 1.5), ("unlabelled_batch_size", 0), ("unlabelled_weight", -1), ("flip", "up")):
         with pytest.raises(FedfillError, match=f"{setting}: found '?{value}'?; allowed"):
             checked(FixMatch, {setting: value})

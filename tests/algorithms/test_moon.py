@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -96,6 +97,28 @@ def test_the_head_stands_in_the_prediction_path():
     assert small.classifier.in_features == 8
     # the encoder starts as everybody's does
     assert torch.equal(model.encoder.mu.weight, build("cnn2", (1, 8, 8), 4, ModelSettings(), seed=0).encoder.mu.weight)
+
+
+def test_where_a_loss_passes_mixtures_the_mini_batch_has_a_pass_of_its_own():
+    """As many mixtures as samples could be taken for these; of the received model's own codes the cosine is 1."""
+    data = bars(12, [0, 1, 2], 0)
+    received = weights_of(net(1))
+    batch = Batch(normalise(data.inputs), data.labels, torch.arange(12))
+
+    def mixed(model, batch, context):
+        return cross_entropy(model, replace(batch, inputs=batch.inputs.flip(0)))
+
+    terms = []
+    for beside in (True, False):
+        start = replace(start_of(received, model=net(0), data=data, previous=weights_of(net(2))), draws_beside=beside)
+        objective = Moon(mu=1.0, contrast="latent").objective(start, mixed)
+        model = net(1)
+        context = Context(received, torch.Generator(), 0)
+        terms.append((objective(model, batch, context) - mixed(model, batch, context)).item())
+    with torch.no_grad():
+        z, last = net(1).encoder(batch.inputs), net(2).encoder(batch.inputs)
+    assert terms[0] == pytest.approx(model_contrast(z, z, last, 0.5).item(), rel=1e-4)
+    assert terms[1] != pytest.approx(terms[0], rel=1e-4)
 
 
 def test_a_client_that_is_not_selected_keeps_its_stale_model():

@@ -74,7 +74,7 @@ def client_with(model: nn.Module, last: dict, batches: list[Batch], policy: torc
 
     return Client(
         id=0, round=3, data=bars(8, [0, 1], 0), classes=CLASSES, state=State({"last": last, "policy": policy}),
-        initial=last, seed=0, resident=resident, batches=lambda data, training: iter(batches),
+        initial=last, seed=0, resident=resident, batches=lambda data, training: iter(batches[: training.steps]),
     )  # fmt: skip
 
 
@@ -126,11 +126,12 @@ def test_layers_are_chosen_apart():
 
 def test_a_policy_goes_on_from_where_it_was_and_takes_as_many_mini_batches_as_asked():
     model, good, lost, batches = known_and_lost()
-    algorithm = PartialFed(**QUICK, policy_batches=2, policy_rate=0.1)
+    # the policy's mini-batches are its own, whatever the training has
+    algorithm = PartialFed(**QUICK, local_steps=1, policy_batches=2, policy_rate=0.1)
     taken = []
 
     def counted(data: object, training: LocalTraining):
-        for batch in batches:
+        for batch in batches[: training.steps]:
             taken.append(1)
             yield batch
 

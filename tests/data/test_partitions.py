@@ -13,6 +13,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from fedfill.data.federation import federate
 from fedfill.data.partitions import (
     NAMES,
     _guarded_cuts,
@@ -565,3 +566,7 @@ def test_real_partitioners_of_flwr_datasets_are_accepted(kind: str) -> None:
     parts = from_partitioner(getattr(real, kind)(**options[kind]), LABELS)
     assert len(parts) == 5
     assert_covers(parts, len(LABELS))
+    # most of them can't say how many partitions they make before they have data
+    images = np.zeros((len(LABELS), 4, 4), np.uint8)
+    federation = federate((images, LABELS), partition=getattr(real, kind)(**options[kind]), seed=0, client_test=0.0)
+    assert len(federation.clients) == 5

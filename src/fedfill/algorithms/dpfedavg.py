@@ -17,7 +17,7 @@ from fedfill.algorithms.fedavg import FedAvg
 from fedfill.composition import Composable
 from fedfill.engines.contract import Server
 from fedfill.errors import FedfillError
-from fedfill.models.views import trainable
+from fedfill.models.views import first_names, trainable
 from fedfill.privacy.accountant import sampled_epsilon
 from fedfill.tree import Weights
 
@@ -61,11 +61,16 @@ class DPFedAvg(FedAvg):
         """w_t + (sum of clipped updates + N(0, (z S)^2 I)) / (q K); counters of batch norm stay."""
         expected = server.participation * server.clients
         generator, std = server.stream("dp"), self.noise_multiplier * self.clip
-        # frozen buffers move for nobody, so there is nothing to hide
-        moving = weights if self.buffers == "average" else trainable(server.model(weights), weights)
+        model = server.model(weights)
+        first, learnt = first_names(model), trainable(model, weights)
+        # what is frozen moves for nobody, so there is nothing to hide; what layers share gets one noise under all its names
+        moving = [name for name in weights if name in learnt or (name not in first and self.buffers == "average")]
         new = dict(weights)
-        for name, w in moving.items():
-            if w.is_floating_point():
+        for name in moving:
+            w = weights[name]
+            if (same := first.get(name, name)) != name:
+                new[name] = new[same]
+            elif w.is_floating_point():
                 noise = torch.empty_like(w).normal_(generator=generator) * std
                 new[name] = w + (len(replies) * (mean[name] - w) + noise) / expected
         spent = sampled_epsilon(self.noise_multiplier, server.participation, server.round + 1, self.client_delta)

@@ -8,7 +8,7 @@ formulas, and every choice where the paper is silent.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal, Self
 
@@ -371,7 +371,7 @@ class FedDPMS(Composable):
         if message.sources:
             model = client.model({**message.weights, **client.state.decoder})
             sources = [self.keep(source, self.scarce(client)) for source in message.sources]
-            synthetic, acceptance = self.synthesise(model, sources, client.stream("synthesis"))
+            synthetic, acceptance = self.synthesise(model, sources, client.stream("synthesis"), client.check)
             if len(synthetic):
                 client.state.synthetic = synthetic
 
@@ -415,7 +415,11 @@ class FedDPMS(Composable):
         )
 
     def synthesise(
-        self, model: nn.Module, sources: Sequence[Shared], generator: torch.Generator
+        self,
+        model: nn.Module,
+        sources: Sequence[Shared],
+        generator: torch.Generator,
+        check: Callable[[], None] = lambda: None,
     ) -> tuple[Samples, list[list[int]]]:
         """Synthetic images from shared codes, with the global decoder.
 
@@ -426,6 +430,7 @@ class FedDPMS(Composable):
             model: Holds the global encoder, classifier and decoder, in evaluation mode.
             sources: What the assistants shared.
             generator: Stream of the recipient's draws.
+            check: Called again and again; what it raises ends the work.
 
         Returns:
             Images with labels, and rows [class, accepted, drawn].
@@ -437,7 +442,7 @@ class FedDPMS(Composable):
                     centre = own[0] if len(own) else own.new_full((own.shape[1],), self.prior_centre)
                     own, drawn = accepted_codes(
                         model, centre, self.public_std, label, quota=self.alpha, candidates=self.max_candidates or 0,
-                        exhaust=False, generator=generator,
+                        exhaust=False, generator=generator, check=check,
                     )  # fmt: skip
                     acceptance.append([label, len(own), drawn])
                 codes.append(own)
@@ -497,7 +502,7 @@ class FedDPMS(Composable):
             for mean, c in zip(means, classes, strict=True):
                 accepted, drawn = accepted_codes(
                     judge, mean, self.sigma * unit[c], c, quota=self.alpha, candidates=self.max_candidates or 0,
-                    exhaust=self.mechanism == "public_filter", generator=generator,
+                    exhaust=self.mechanism == "public_filter", generator=generator, check=client.check,
                 )  # fmt: skip
                 codes.append(accepted)
                 acceptance.append([c, len(accepted), drawn])

@@ -120,14 +120,14 @@ class _ZeroShotDataAugmentation(FedAvg):
     """Weight of the mean squared pixel in the inversion."""
     jitter: int = Field(default=0, ge=0)
     """Pixels by which images are rolled at random before each step of the inversion."""
-    clamp: bool = True
-    """Whether pixels are kept in the range of real images while they are made."""
+    clamp: bool | None = None
+    """Whether pixels are kept in the range of real images while they are made; none: where images are bytes, as floats may have any range."""
     server_epochs: int = Field(default=1, ge=1)
     """Epochs of the server on synthetic images."""
     server_batch_size: int = Field(default=64, ge=1)
     """Samples in a mini-batch of the server."""
     server_buffers: Buffers = "average"
-    """Whether running statistics follow the synthetic images at the server (average), or stay (frozen)."""
+    """Whether running statistics follow the synthetic images at the server (average), or stay (frozen); with `buffers=frozen` they always stay."""
 
     @property
     def inversion(self) -> Inversion:
@@ -135,7 +135,7 @@ class _ZeroShotDataAugmentation(FedAvg):
         return Inversion(
             per_class=self.images_per_class, steps=self.inversion_steps, learning_rate=self.inversion_rate,
             statistic=self.statistic, statistics_weight=self.statistics_weight, class_weight=self.class_weight,
-            tv_weight=self.tv_weight, l2_weight=self.l2_weight, jitter=self.jitter, clamp=self.clamp,
+            tv_weight=self.tv_weight, l2_weight=self.l2_weight, jitter=self.jitter, clamp=bool(self.clamp),
         )  # fmt: skip
 
     def resolved(self, *, rounds: int, model: nn.Module, inputs: Tensor) -> Self:
@@ -148,7 +148,9 @@ class _ZeroShotDataAugmentation(FedAvg):
         if self.jitter and inputs.dim() != 4:
             raise FedfillError(f"jitter: found {self.jitter} with inputs of shape {list(inputs.shape[1:])}; allowed: 0")
         start = min(rounds - 1, round(0.8 * rounds)) if self.start_round is None else self.start_round
-        return super().resolved(rounds=rounds, model=model, inputs=inputs).model_copy(update={"start_round": start})
+        clamp = inputs.dtype == torch.uint8 if self.clamp is None else self.clamp
+        checked = super().resolved(rounds=rounds, model=model, inputs=inputs)
+        return checked.model_copy(update={"start_round": start, "clamp": clamp})
 
     def server_state(self, initial: Weights) -> dict[str, Tree]:
         """The global model, and the last synthetic images that the server made."""
@@ -169,7 +171,8 @@ class _ZeroShotDataAugmentation(FedAvg):
         state = server.state
         state.synthetic = self.invert_models(server, replies)
         training = replace(
-            self.training(t), epochs=self.server_epochs, steps=None, batch_size=self.server_batch_size, buffers=self.server_buffers
+            self.training(t), epochs=self.server_epochs, steps=None, batch_size=self.server_batch_size,
+            buffers="frozen" if self.buffers == "frozen" else self.server_buffers,
         )  # fmt: skip
         state.weights = server.fit(state.weights, self.loss, training, data=state.synthetic).weights
 
@@ -267,7 +270,7 @@ class FedZDAC(_ZeroShotDataAugmentation):
         if kept is not None and (kept.model == model or client.round - kept.round < self.reuse_rounds):
             return kept  # type: ignore[no-any-return]
         sample = client.data[:1]
-        found = invert(client.model(weights), classes, sample, self.inversion, client.stream("inversion"))
+        found = invert(client.model(weights), classes, sample, self.inversion, client.stream("inversion"), client.check)
         client.state.made = Made(model, client.round, found.samples, [*found.first, *found.best])
         return client.state.made  # type: ignore[no-any-return]
 

@@ -16,7 +16,7 @@ from torch.nn import functional
 from fedfill.algorithms.fedavg import Broadcast, FedAvg, Update
 from fedfill.data.samples import UNKNOWN, Batch, Samples, draw
 from fedfill.engines.contract import Client, client_handler
-from fedfill.training.augmentation import flips, strong, weak
+from fedfill.training.augmentation import flips, require_bytes, strong, weak
 from fedfill.training.local import Context, Loss, OptimizerName
 
 
@@ -50,6 +50,7 @@ class FixMatch(FedAvg):
     def resolved(self, *, rounds: int, model: nn.Module, inputs: Tensor) -> Self:
         """Choose whether to flip, and make sure that the data are images."""
         flip = flips(inputs, self.flip, self.name)
+        require_bytes(inputs, self.name)
         return super().resolved(rounds=rounds, model=model, inputs=inputs).model_copy(update={"flip": flip})
 
     @client_handler

@@ -54,7 +54,7 @@ class Moon(FedAvg):
             with output_of(getattr(model, MODULE[self.contrast])) as seen:
                 supervised = loss(model, batch, context)
             # a loss may have seen other samples too, or none of these
-            same = bool(seen) and len(seen[-1]) == len(batch.index)
+            same = bool(seen) and len(seen[-1]) == len(batch.index) and not start.draws_beside
             z = seen[-1] if same else self.representation(model)(batch.inputs)  # [b, d]
             term = model_contrast(z, received[batch.index], last[batch.index], self.temperature)
             return supervised + self.mu * term

@@ -7,6 +7,7 @@ its own of before: by a mask that is given (Fix), or by one that it learns (Adap
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from itertools import islice
 from typing import Literal, Self
 
@@ -19,7 +20,7 @@ from torch.nn import functional
 from fedfill.algorithms.fedavg import Broadcast, FedAvg, Update
 from fedfill.engines.contract import Client, client_handler
 from fedfill.errors import FedfillError
-from fedfill.models.views import normalisation, trainable
+from fedfill.models.views import first_names, normalisation, trainable
 from fedfill.tree import Tree, Weights
 
 
@@ -105,8 +106,9 @@ class PartialFed(FedAvg):
         logits = logits.clone().requires_grad_()
         model = client.model(received)
         parameters = trainable(model, received)
+        first = first_names(model)  # what layers share goes with the first of them
         optimizer = torch.optim.Adam([logits], self.policy_rate)
-        training = self.training(client.round)
+        training = replace(self.training(client.round), steps=self.policy_batches or None)
         for batch in islice(client.batches(training), self.policy_batches):
             uniform = torch.rand(logits.shape, generator=stream, device=stream.device).clamp(1e-9, 1 - 1e-7)
             gumbel = -torch.log(-torch.log(uniform))
@@ -115,7 +117,7 @@ class PartialFed(FedAvg):
             chosen = hard + soft - soft.detach()
             mixed = {}
             for layer, names in enumerate(groups):
-                for name in names:
+                for name in (name for name in names if first.get(name, name) == name):
                     # a layer has no derivative with respect to its running statistics
                     either = chosen[layer] if name in parameters else hard[layer]
                     mixed[name] = received[name] * either[0] + last[name] * either[1]
@@ -126,7 +128,7 @@ class PartialFed(FedAvg):
             optimizer.step()
         client.state.policy = logits.detach()
         own = {name for layer, names in enumerate(groups) if logits[layer, 1] > logits[layer, 0] for name in names}
-        return {name: last[name] if name in own else tensor for name, tensor in received.items()}
+        return {name: last[name] if first.get(name, name) in own else tensor for name, tensor in received.items()}
 
 
 def layers_of(weights: Weights) -> list[list[str]]:

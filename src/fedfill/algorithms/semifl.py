@@ -22,7 +22,7 @@ from fedfill.engines.contract import Client, Message, Server, client_handler
 from fedfill.errors import FedfillError
 from fedfill.models.views import trainable
 from fedfill.privacy.ledger import unbounded
-from fedfill.training.augmentation import flips, strong, weak
+from fedfill.training.augmentation import flips, require_bytes, strong, weak
 from fedfill.training.local import Context, LocalTraining, Loss, OptimizerName
 from fedfill.training.mixup import draw_lambda, mixup_loss
 from fedfill.training.pseudo_labels import predicted
@@ -121,6 +121,7 @@ class SemiFL(FedAvg):
                 f"local: found {self.local.name} with semifl, whose clients drop out of rounds; allowed: fedprox, moon, none"
             )
         flip = flips(inputs, self.flip, self.name)
+        require_bytes(inputs, self.name)
         return super().resolved(rounds=rounds, model=model, inputs=inputs).model_copy(update={"flip": flip})
 
     def training(self, t: int) -> LocalTraining:
@@ -281,7 +282,10 @@ def recomputed(model: nn.Module, inputs: Tensor) -> Weights:
     Returns:
         As `statistics_of`.
     """
-    layers: list[Any] = [layer for layer in model.modules() if getattr(layer, "running_mean", None) is not None]
+    # of batch norm alone: instance norm has no plain mean over batches
+    layers: list[Any] = [
+        m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm) and m.running_mean is not None
+    ]
     momenta = [layer.momentum for layer in layers]
     try:
         for layer in layers:

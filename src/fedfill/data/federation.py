@@ -343,7 +343,7 @@ def _divide(
     if isinstance(partition, str):
         parts = partitions.partition(partition, labels, clients, seed, domains)
         return parts, f"Partition {partition}: {len(labels):,} training samples divided among {len(parts):,} clients."
-    if isinstance(partition, Partitioner):
+    if partitions.is_partitioner(partition):
         parts = partitions.from_partitioner(partition, labels)
         if clients is not None and clients != len(parts):
             raise FedfillError(

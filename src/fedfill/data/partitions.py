@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,7 +35,6 @@ TRIES = 1000
 """How many draws are made before a partition is given up as out of reach."""
 
 
-@runtime_checkable
 class Partitioner(Protocol):
     """The part of a `flwr_datasets` partitioner that is used here; a settable `dataset` belongs to it too."""
 
@@ -45,6 +44,11 @@ class Partitioner(Protocol):
 
     def load_partition(self, partition_id: int) -> Any:
         """The rows of one partition, as a `datasets.Dataset`."""
+
+
+def is_partitioner(value: Any) -> TypeGuard[Partitioner]:
+    """Whether it is a `Partitioner`, by its class: most of them can't say how many partitions they make before they have data."""
+    return all(hasattr(type(value), name) for name in ("num_partitions", "load_partition"))
 
 
 def iid(labels: NDArray[Any], clients: int, seed: int) -> list[Indices]:

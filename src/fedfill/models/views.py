@@ -44,6 +44,12 @@ def trainable(model: nn.Module, weights: Weights) -> Weights:
     return {name: weights[name] for name, p in named if p.requires_grad and name in weights}
 
 
+def first_names(model: nn.Module) -> dict[str, str]:
+    """By each name of a parameter the first name of the same: one that layers share has several, any other only its own."""
+    first: dict[int, str] = {}
+    return {name: first.setdefault(id(p), name) for name, p in model.named_parameters(remove_duplicate=False)}
+
+
 def names_by_type(model: nn.Module, *types: type[nn.Module]) -> set[str]:
     """Names in the state dict that belong to modules of these types, wherever they stand (downsample branches too)."""
     return {

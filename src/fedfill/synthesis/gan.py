@@ -152,12 +152,16 @@ def require_images(inputs: Tensor, algorithm: str) -> None:
         algorithm: For the error's sentence.
 
     Raises:
-        FedfillError: Where they are no images with sides that can be halved twice.
+        FedfillError: Where they are no images with sides that can be halved twice, or this one is out of the generator's range.
     """
     shape = list(inputs.shape[1:])
     if len(shape) != 3 or shape[0] not in (1, 3) or shape[1] != shape[2] or shape[1] % 4 or shape[1] < 8:
         raise FedfillError(
             f"data: {algorithm} makes square images of 1 or 3 channels with sides that are multiples of 4 from 8, found shape {shape}"
+        )
+    if inputs.is_floating_point() and (largest := float(inputs.abs().max())) > 1:
+        raise FedfillError(
+            f"data: {algorithm} makes floats in -1..1, found a value of size {largest:.4g}; scale the images"
         )
 
 

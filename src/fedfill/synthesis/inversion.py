@@ -7,7 +7,7 @@ stored, and the model names the wanted class.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -92,7 +92,12 @@ def require_statistics(model: nn.Module, algorithm: str) -> None:
 
 
 def invert(
-    model: nn.Module, classes: Sequence[int], sample: Samples, settings: Inversion, generator: torch.Generator
+    model: nn.Module,
+    classes: Sequence[int],
+    sample: Samples,
+    settings: Inversion,
+    generator: torch.Generator,
+    check: Callable[[], None] = lambda: None,
 ) -> Inverted:
     """Class-balanced images from a model (algorithm 1), all classes as one batch.
 
@@ -104,6 +109,7 @@ def invert(
         sample: One sample, with the type and shape of the data.
         settings: How.
         generator: Stream of the noise and the jitter, on the model's device.
+        check: Called before each step; what it raises ends the inversion.
 
     Returns:
         The images with the least loss of all steps.
@@ -117,6 +123,7 @@ def invert(
     kept = pixels.detach()
     with _statistics(model, settings.statistic) as seen:
         for step in range(settings.steps + 1):
+            check()
             seen.clear()
             images = pixels
             if settings.jitter and step < settings.steps:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import torch
@@ -143,6 +143,7 @@ def accepted_codes(
     candidates: int,
     exhaust: bool,
     generator: torch.Generator,
+    check: Callable[[], None] = lambda: None,
 ) -> tuple[Tensor, int]:
     """Codes around `centre` whose images the model recognises as `label` (FedDPMS, equations 1 and 2).
 
@@ -156,6 +157,7 @@ def accepted_codes(
             is given up: at the least rate that can meet the quota that happens once in 20,000 times.
         exhaust: Draw all candidates even when the quota is met: their number then tells nothing.
         generator: Stream of the noise.
+        check: Called before each chunk of draws; what it raises ends them.
 
     Returns:
         Accepted codes ``[k, l]``, k <= quota, in the order drawn, and the number of draws up to the last of them (all
@@ -164,6 +166,7 @@ def accepted_codes(
     found: list[Tensor] = []
     have = drawn = 0
     while drawn < candidates and (exhaust or have < quota):
+        check()
         b = min(_CHUNK, candidates - drawn)
         noise = torch.empty(b, len(centre), device=centre.device).normal_(generator=generator)
         codes = centre + std * noise  # [b, l]

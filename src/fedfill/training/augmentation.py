@@ -116,6 +116,22 @@ def flips(inputs: Tensor, flip: bool | None, algorithm: str) -> bool:
     return inputs.shape[1] == 3 if flip is None else flip
 
 
+def require_bytes(inputs: Tensor, algorithm: str) -> None:
+    """Check that the range of values is known, which the strong augmentation keeps them in.
+
+    Args:
+        inputs: One sample's, ``[1, ...]``, as stored.
+        algorithm: For the error's sentence.
+
+    Raises:
+        FedfillError: Where they are floats.
+    """
+    if inputs.dtype != torch.uint8:
+        raise FedfillError(
+            f"data: {algorithm} changes brightness and colours, found values of {inputs.dtype}, whose range is not known; give images as bytes"
+        )
+
+
 def weak(images: Tensor, generator: torch.Generator, flip: bool) -> Tensor:
     """Random translation with reflection at the borders, and random horizontal flip.
 
