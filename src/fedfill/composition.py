@@ -162,6 +162,9 @@ class Composable(Algorithm):
     private: ClassVar[bool] = False
     """Whether nothing but what `combine` returns may be made public of the clients' models."""
 
+    scales: ClassVar[bool] = False
+    """Whether `combine` needs the number that each client's `pack` returns."""
+
     exchanges: ClassVar[bool] = False
     """Whether clients learn of each other's data by more than the models that the server sends."""
 
@@ -379,7 +382,11 @@ class Composable(Algorithm):
             **({"weights": self.aggregation_of.by} if self.aggregation_of.by else {}),
         }
         average = server.average_each if individually else server.average
-        replies, means = average(cohort, handler, messages, of=fields, by=by) if cohort else ({}, {"weights": weights})
+        numbers = ("scale",) if self.aggregation_of.scales else ()
+        replies: dict[int, Any] = {}
+        means: dict[str, Weights] = {"weights": weights}
+        if cohort:
+            replies, means = average(cohort, handler, messages, of=fields, by=by, numbers=numbers)
         if "weights" in means:
             means["weights"] = self.aggregation_of.combine(server, weights, means["weights"], list(replies.values()))
         if "control" in means:

@@ -7,6 +7,7 @@ from torch import nn
 
 from fedfill.algorithms.fedavg import FedAvg, Update
 from fedfill.algorithms.fednova import FedNova, effective_steps
+from fedfill.algorithms.qffl import QFFL
 from fedfill.training.local import LocalTraining
 
 
@@ -51,3 +52,14 @@ def test_with_equal_steps_it_is_fedavg():
     plain = run_rounds(FedAvg(**settings), rounds=2).state.weights
     nova = run_rounds(FedNova(**settings), rounds=2).state.weights
     assert all(torch.allclose(nova[n], plain[n], atol=1e-6) for n in plain)
+
+
+@pytest.mark.parametrize("kind", [FedNova, QFFL])
+@pytest.mark.parametrize("wrong", [None, -1.0])
+def test_a_reply_without_its_number_is_left_out_of_the_mean(kind: type, wrong: float | None):
+    """It is not this program's: else it would end the run, or count with a weight that nobody told."""
+    server, engine = scripted(clients=3, weights={"w": torch.tensor([0.0])})
+    engine.script["train"] = lambda i, message, t: Update({"w": torch.tensor([float(i)])}, 10, wrong if i == 2 else 1.0)
+    kind().round(server, 0)
+    assert [lost["client"] for lost in server.lost] == [2]
+    assert torch.isfinite(server.state.weights["w"]).all()

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.helpers import bars, run_rounds
+from tests.helpers import bars, run_rounds, scripted
 
 import fedfill
 from fedfill import tree
 from fedfill.algorithms.fedavg import FedAvg
-from fedfill.algorithms.fedzda import FedZDAC, FedZDAS
+from fedfill.algorithms.fedzda import FedZDAC, FedZDAS, ZeroShotUpdate
 from fedfill.errors import FedfillError
 from fedfill.models.networks import ModelSettings, build
 from fedfill.synthesis.inversion import Inversion, invert
@@ -182,3 +182,16 @@ def test_a_late_client_ends_at_its_next_step():
     with pytest.raises(TimeoutError):
         invert(model, [0, 1], bars(1, [0], 0), Inversion(per_class=2, steps=50), torch.Generator(), check)
     assert len(calls) == 3
+
+
+def test_a_client_without_a_model_to_invert_is_left_out():
+    """Under another aggregation the model comes beside what that wants, where nobody checked it."""
+    server, _ = scripted(clients=3, weights={"w": torch.zeros(2)})
+    model = {"w": torch.ones(2)}
+    sent = [model, {"x": torch.ones(2)}, None]
+    replies = {i: ZeroShotUpdate(model, 10, 1.0, None, beside, None) for i, beside in enumerate(sent)}
+    assert list(FedZDAS(aggregation="qffl").models_of(server, replies)) == [0]
+    assert [lost["client"] for lost in server.lost] == [1, 2]
+    assert list(FedZDAS().models_of(server, replies)) == [0, 1, 2]  # nobody asked for it
+    with pytest.raises(FedfillError, match="no client sent a model"):
+        FedZDAS(aggregation="qffl").models_of(server, {2: replies[2]})

@@ -50,7 +50,7 @@ def test_mixed_loss_by_hand():
 def test_means_are_exchanged_once_and_sent_until_they_have_arrived():
     server, engine = scripted(clients=3, weights={"w": torch.tensor([0.0])})
     server.state = State(NaiveMix().server_state(server.state.weights))
-    means = Means(torch.zeros(2, 1), torch.zeros(2, 4))
+    means = Means(torch.zeros(2, *server.sample.inputs.shape[1:]), torch.zeros(2, 4))
     engine.script["share_means"] = lambda i, message, t: SharedMeans(means)
     lost = {(0, 2)}
 
@@ -81,3 +81,18 @@ def test_the_account_names_the_means():
     account = server.ledger.account(1e-5)
     assert "SharedMeans.means" in {entry["released"] for entry in account["entries"]}
     assert account["total_epsilon"] is None
+
+
+def test_means_of_another_shape_are_their_senders_loss_alone():
+    server, engine = scripted(clients=3, weights={"w": torch.tensor([0.0])})
+    server.state = State(NaiveMix().server_state(server.state.weights))
+    shape = server.sample.inputs.shape[1:]
+    sent = [
+        Means(torch.zeros(2, 5), torch.zeros(2, 4)),
+        Means(torch.ones(2, *shape), torch.ones(2, 4)),
+        Means(torch.ones(1, *shape), torch.ones(1, 9)),
+    ]
+    engine.script["share_means"] = lambda i, message, t: SharedMeans(sent[i])
+    found = NaiveMix().exchange(server)
+    assert (len(found.inputs), len(found.targets)) == (2, 2)
+    assert [lost["client"] for lost in server.lost] == [0, 2]

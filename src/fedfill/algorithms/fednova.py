@@ -16,6 +16,7 @@ class FedNova(FedAvg):
     """FedAvg whose local updates count by their direction, however many steps a client made."""
 
     name = "fednova"
+    scales = True
 
     def pack(self, start: Start, trained: Weights, steps: int) -> tuple[Weights, float]:
         """d_i = (w_t - w_i) / |a_i| in the place of the parameters, and |a_i| (section 4)."""

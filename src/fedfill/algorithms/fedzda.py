@@ -19,6 +19,7 @@ from fedfill.algorithms import CONTRIBUTED
 from fedfill.algorithms.fedavg import FedAvg
 from fedfill.data.samples import Samples
 from fedfill.engines.contract import Client, Message, Server, client_handler
+from fedfill.engines.exchange import shapes_of
 from fedfill.errors import FedfillError
 from fedfill.privacy.ledger import public, unbounded
 from fedfill.synthesis.inversion import Inversion, Statistic, invert, require_statistics
@@ -181,9 +182,7 @@ class _ZeroShotDataAugmentation(FedAvg):
 
         Under a private aggregation the only model that may be looked into is the new global one.
         """
-        models = {i: reply.weights if reply.model is None else reply.model for i, reply in replies.items()}
-        if self.aggregation_of.private:
-            models = {0: server.state.weights}
+        models = {0: server.state.weights} if self.aggregation_of.private else self.models_of(server, replies)
         generator = server.stream("inversion")
         made = [
             invert(server.model(weights), range(server.classes), server.sample, self.inversion, generator)
@@ -191,6 +190,19 @@ class _ZeroShotDataAugmentation(FedAvg):
         ]
         server.note(inversion={str(i): [*one.first, *one.best] for i, one in zip(sorted(models), made, strict=True)})
         return Samples(torch.cat([one.samples.inputs for one in made]), torch.cat([one.samples.labels for one in made]))
+
+    def models_of(self, server: Server, replies: Mapping[int, Any]) -> dict[int, Weights]:
+        """The clients' trained models; who sent none that could be inverted is left out."""
+        models: dict[int, Weights] = {}
+        for i, reply in replies.items():
+            model = reply.model if self.sends_model else reply.weights
+            if model is not None and shapes_of(model) == shapes_of(server.state.weights):
+                models[i] = model
+            else:
+                server.lose(i, "inversion", "it sent no model that could be inverted")
+        if not models:
+            raise FedfillError("engine: no client sent a model that could be inverted")
+        return models
 
 
 class FedZDAC(_ZeroShotDataAugmentation):

@@ -13,6 +13,7 @@ from torch.nn import functional
 from fedfill.algorithms.fedavg import FedAvg, Update
 from fedfill.data.samples import Batch, Samples, normalise
 from fedfill.engines.contract import Client, Message, Server, client_handler
+from fedfill.errors import FedfillError
 from fedfill.privacy.ledger import unbounded
 from fedfill.training.local import Context
 from fedfill.training.mixup import mixup_loss
@@ -88,9 +89,17 @@ class NaiveMix(FedAvg):
 
     def exchange(self, server: Server) -> Means:
         """Collect the means of all clients, in client order."""
-        replies = server.call(range(server.clients), self.share_means, MeansRequest())
-        inputs = torch.cat([reply.means.inputs for reply in replies.values()])
-        return Means(inputs, torch.cat([reply.means.targets for reply in replies.values()]))
+        found: list[Means] = []
+        for i, reply in server.call(range(server.clients), self.share_means, MeansRequest()).items():
+            groups = len(reply.means.inputs)
+            asked = ((groups, *server.sample.inputs.shape[1:]), (groups, server.classes))
+            if (reply.means.inputs.shape, reply.means.targets.shape) == asked:
+                found.append(reply.means)
+            else:
+                server.lose(i, "share_means", "its means are none of this task's samples")
+        if not any(len(means.inputs) for means in found):
+            raise FedfillError("engine: no client shared means, so there is nothing to mix with")
+        return Means(torch.cat([means.inputs for means in found]), torch.cat([means.targets for means in found]))
 
     @client_handler
     async def share_means(self, client: Client, message: MeansRequest) -> SharedMeans:

@@ -20,6 +20,7 @@ class QFFL(FedAvg):
     """Clients with a larger loss count for more (algorithm 2)."""
 
     name = "qffl"
+    scales = True
 
     q: float = Field(default=1.0, ge=0, allow_inf_nan=False)
     """How much fairness weighs; 0 is the plain mean of the clients."""

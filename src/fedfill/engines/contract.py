@@ -423,6 +423,7 @@ class Server:
         *,
         of: Mapping[str, Weights],
         by: str | Mapping[str, str] | None,
+        numbers: Sequence[str] = (),
     ) -> tuple[dict[int, Any], dict[str, Weights]]:
         """Like `call`, for replies of which the server needs some fields only as a weighted mean.
 
@@ -436,6 +437,7 @@ class Server:
             of: The fields, each with tensors that have the names, types and shapes that every reply's must have.
             by: The field with a reply's weight, such as ``"samples"``, for all of them or for each; None, and a field
                 without one: all replies weigh the same.
+            numbers: Further fields that have to hold a number of at least 0, or the reply is left out.
 
         Returns:
             The good replies as from `call`, with None in these fields; and the mean of each field that a reply held.
@@ -444,7 +446,7 @@ class Server:
             ContractError: Where the algorithm broke the contract, or a handler raised on every client.
             FedfillError: Where too few replies are left.
         """
-        spec = specified(of, by)
+        spec = specified(of, by, numbers)
         replies, means = self._call(cohort, handler, messages, spec)
         return replies, tensors_of(means, spec, handler.__name__)
 
@@ -456,6 +458,7 @@ class Server:
         *,
         of: Mapping[str, Weights],
         by: str | Mapping[str, str] | None,
+        numbers: Sequence[str] = (),
     ) -> tuple[dict[int, Any], dict[str, Weights]]:
         """Like `average`, for a server that needs every reply's own tensors as well: they come whole, and the mean is taken here.
 
@@ -465,6 +468,7 @@ class Server:
             messages: As in `average`.
             of: As in `average`.
             by: As in `average`.
+            numbers: As in `average`.
 
         Returns:
             The good replies, whole, and the means. A reply whose fields are not those asked for is left out and reported.
@@ -473,7 +477,7 @@ class Server:
             ContractError: As in `average`.
             FedfillError: As in `average`.
         """
-        spec = specified(of, by)
+        spec = specified(of, by, numbers)
         found = self.call(cohort, handler, messages)
         averaging = Averaging(spec, self.clients)
         replies: dict[int, Any] = {}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, cast
 
@@ -67,10 +67,12 @@ class Average:
     Attributes:
         shapes: By field, the type and shape of every tensor that it has to hold.
         by: By field, the field with a reply's weight; where there is none, all weigh the same.
+        numbers: Further fields that have to hold a number of at least 0.
     """
 
     shapes: Mapping[str, Mapping[str, tuple[torch.dtype, tuple[int, ...]]]]
     by: Mapping[str, str]
+    numbers: tuple[str, ...] = ()
 
     def take(self, reply: Message) -> tuple[Message, dict[str, Mean]]:
         """Part a reply into what is averaged and what is not.
@@ -82,9 +84,15 @@ class Average:
             The reply with None in the averaged fields, and these as means; a field that was None already has no mean.
 
         Raises:
-            ValueError: Where a field doesn't hold the tensors that it should, or the weight is none.
+            ValueError: Where a field doesn't hold the tensors or the number that it should, or the weight is none.
         """
         means: dict[str, Mean] = {}
+        for name in self.numbers:
+            number = getattr(reply, name)
+            if isinstance(number, bool) or not isinstance(number, int | float) or not number >= 0:
+                raise ValueError(
+                    f"'{name}' of the reply is {str(number)[:20]}, and a number of at least 0 was asked for"
+                )
         for name, shapes in self.shapes.items():
             by = self.by.get(name)
             weight = 1.0 if by is None else getattr(reply, by)
@@ -170,18 +178,19 @@ class Answers:
     means: Mapping[str, Mean] | None = None
 
 
-def specified(of: Mapping[str, Weights], by: str | Mapping[str, str] | None) -> Average:
+def specified(of: Mapping[str, Weights], by: str | Mapping[str, str] | None, numbers: Sequence[str] = ()) -> Average:
     """What to average, from the words of ``server.average``.
 
     Args:
         of: By field, tensors with the names, types and shapes that every reply's must have.
         by: The field with a reply's weight, for all or for each; None: all weigh the same.
+        numbers: Further fields that have to hold a number of at least 0.
 
     Returns:
         The same, by type and shape.
     """
     weighed = dict.fromkeys(of, by) if isinstance(by, str) else by or {}
-    return Average({name: shapes_of(tensors) for name, tensors in of.items()}, weighed)
+    return Average({name: shapes_of(tensors) for name, tensors in of.items()}, weighed, tuple(numbers))
 
 
 def tensors_of(means: Mapping[str, Mean], spec: Average, handler: str) -> dict[str, Weights]:
