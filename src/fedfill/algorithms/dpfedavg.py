@@ -1,7 +1,8 @@
 """DP-FedAvg: McMahan et al., "Learning Differentially Private Recurrent Language Models", ICLR 2018.
 
-Client-level differential privacy of everything that the server makes public, against everybody but the server itself: each
-client's whole update is clipped, Gaussian noise is added to their sum, and cohorts are drawn by independent coins.
+Client-level differential privacy of everything that the server makes public, against everybody but the server itself and who
+knows the seed, which the hosts of a deployment do: each client's whole update is clipped, Gaussian noise is added to their sum,
+and cohorts are drawn by independent coins.
 """
 
 from __future__ import annotations
