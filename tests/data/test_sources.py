@@ -569,6 +569,35 @@ def test_datasets_objects(tmp_path: Path) -> None:
     assert rows(part) == {(GREY[i].tobytes(), int(LABELS[i])) for i in (11, 3, 0, 6, 9)}
 
 
+def test_class_names_of_the_test_split_are_those_of_the_training_split() -> None:
+    train = as_dataset()
+
+    def test(names: list[str] | None, label: int) -> datasets.Dataset:
+        kind = datasets.Value("int64") if names is None else datasets.ClassLabel(names=names)
+        features = datasets.Features({"image": datasets.Image(), "label": kind})
+        return datasets.Dataset.from_dict({"image": [Image.fromarray(GREY[0])], "label": [label]}, features=features)
+
+    for names in (CLASSES[::-1], [*CLASSES, "dog"]):
+        with pytest.raises(
+            FedfillError, match=r"^data: the class names in the train and test splits differ; give both the same names"
+        ):
+            from_python(datasets.DatasetDict(train=train, test=test(names, 0)))
+    with pytest.raises(FedfillError, match=r"^data, test set: a label is 3, but there are 3 class names"):
+        from_python(datasets.DatasetDict(train=train, test=test(None, 3)))
+    source = from_python(datasets.DatasetDict(train=train, test=test(None, 2)))
+    assert isinstance(source, Source)
+    assert (source.class_names, source.test.labels.tolist()) == (tuple(CLASSES), [2])
+
+
+@pytest.mark.parametrize("kind", [">f4", ">f8", np.longdouble, np.float16])
+def test_floats_of_any_kind(kind: Any) -> None:
+    inputs = np.linspace(0, 1, 24).reshape(12, 2)
+    source = from_python((inputs.astype(kind), LABELS, inputs.astype(kind), LABELS))
+    assert isinstance(source, Source)
+    assert source.train.inputs.dtype == torch.float32
+    np.testing.assert_array_equal(source.train.inputs.numpy(), inputs.astype(kind).astype(np.float32))
+
+
 def test_datasets_of_arrays_and_of_files(tmp_path: Path) -> None:
     plain = from_python(datasets.Dataset.from_dict({"image": GREY, "label": LABELS}))
     assert isinstance(plain, Source)
@@ -620,6 +649,8 @@ def test_a_client_with_too_few_samples_has_an_empty_test_set() -> None:
         ((GREY, LABELS > 0), "labels are bool"),
         ((np.full((3, 2), np.nan), [0, 1, 2]), "inputs hold NaN"),
         ((torch.tensor([[1.0], [float("inf")]]), [0, 1]), "inputs hold NaN or infinite"),
+        ((np.full((3, 2), 1e300), [0, 1, 2]), "inputs hold .* values beyond the range of float32"),
+        ((torch.full((3, 2), 1e300, dtype=torch.float64), [0, 1, 2]), "inputs hold .* beyond the range of float32"),
         ((GREY[:0], LABELS[:0]), r"inputs have shape \[0, 4, 5\], but at least one sample"),
         ((GREY.astype(np.int64), LABELS), "inputs are int64, but uint8 images or floats"),
         ((torch.zeros(3, 2, 2, dtype=torch.int32), [0, 1, 2]), "inputs are int32"),

@@ -225,7 +225,12 @@ def _source(
     parts = (train,) if test is None else (train, test)
     class_names = _names(parts, everyone or sum(len(part.samples) for part in parts))
     if test is not None:
+        if None not in (train.names, test.names) and train.names != test.names:
+            raise FedfillError(
+                f"{where}: the class names in the train and test splits differ; give both the same names in the same order"
+            )
         check_alike(train.samples.inputs, test.samples.inputs, where)
+        check_labels(test.samples.labels.numpy(), class_names, f"{where}, test set")
         return Source(name, train.samples, test.samples, class_names, note)
     # the seed is fixed forever: every experiment on a data set has the same test set
     kept, held = hold_out(train.samples.labels.numpy(), TEST_SHARE, numpy_stream(0, "fixed-test"))
@@ -533,11 +538,16 @@ def _inputs(inputs: Any, where: str) -> Tensor:
         )
     if isinstance(inputs, np.ndarray) and not np.issubdtype(inputs.dtype, np.floating) and inputs.dtype != np.uint8:
         raise FedfillError(f"{where}: inputs are {inputs.dtype}, but uint8 images or floats are needed")
+    if isinstance(inputs, np.ndarray) and inputs.dtype != np.uint8:
+        # torch knows neither other byte orders nor wider floats
+        with np.errstate(over="ignore"):
+            inputs = inputs.astype(np.float32)
     tensor = inputs.detach().cpu() if isinstance(inputs, Tensor) else torch.from_numpy(np.ascontiguousarray(inputs))
     if tensor.is_floating_point():
+        tensor = tensor.to(torch.float32).contiguous()
         if not torch.isfinite(tensor).all():
-            raise FedfillError(f"{where}: inputs hold NaN or infinite values")
-        return tensor.to(torch.float32).contiguous()
+            raise FedfillError(f"{where}: inputs hold NaN or infinite values, or values beyond the range of float32")
+        return tensor
     if tensor.dtype != torch.uint8:
         raise FedfillError(
             f"{where}: inputs are {str(tensor.dtype).removeprefix('torch.')}, but uint8 images or floats are needed"
