@@ -15,7 +15,9 @@ from fedfill.data import sources
 from fedfill.data.federation import federate
 from fedfill.data.hosts import Task, load_host
 from fedfill.data.partitions import hold_out
+from fedfill.data.samples import Samples
 from fedfill.data.sources import load
+from fedfill.data.tables import standardised
 from fedfill.errors import FedfillError
 from fedfill.streams import numpy_stream
 
@@ -113,6 +115,10 @@ def test_parquet_and_csv_say_the_same(folder: Path) -> None:
         ("age,kind", ["1,a", "2,b"], "train.csv' has no column 'label', only age, kind"),
         ("label", ["1", "2"], "has no column beside 'label' and 'domain' to learn from"),
         ("age,label", ["1,a", ",b"], "column 'age' of .*train.csv' has 1 empty cells; fill them"),
+        ("job,label", ["cook,a", ",b"], "column 'job' of .*train.csv' has 1 empty cells; fill them"),
+        ("age,label", ["1,a", "2,", "3,b"], "column 'label' of .*train.csv' has 1 empty cells; fill them"),
+        ("age,label,domain", ["1,a,x", "2,b,"], "column 'domain' of .*train.csv' has 1 empty cells; fill them"),
+        (",age,label", ["0,1,a", "1,2,b"], "has a column without a name, .* row numbers; write it with index=False"),
         ("age,label", ["1,a", "inf,b"], "column 'age' of .*train.csv' holds NaN or infinite values"),
         ("age,label", ["1,0.5", "2,1.5"], "column 'label' of .* is of type double, but words or whole numbers are needed"),
         ("day,label", ["2020-01-01,a", "2020-01-02,b"], "column 'day' of .* is of type date32"),
@@ -147,6 +153,47 @@ def test_bad_test_tables(tmp_path: Path, header: str, line: str, sentence: str) 
     write(tmp_path / "t" / "test.csv", [line], header)
     with pytest.raises(FedfillError, match=sentence):
         load("t", tmp_path)
+
+
+def test_words_of_the_test_table_that_look_like_something_else(tmp_path: Path) -> None:
+    """A file alone doesn't tell what its columns are: the training table does."""
+    header = "smokes,code,seen,label,domain"
+    train = ["true,01,2020-01-01,1,01", "false,02,2020-01-02,2,02", "unknown,A1,never,x,A1", "true,01,never,1,01"]
+    write(tmp_path / "t" / "train.csv", train, header)
+    write(tmp_path / "t" / "test.csv", ["true,02,2020-01-01,2,01", "false,01,2020-01-02,1,02"], header)
+    source = load("t", tmp_path)
+    # smokes=false, true, unknown; code=01, 02, A1; seen=2020-01-01, 2020-01-02, never
+    assert source.test.inputs[:2].tolist() == [[0, 1, 0, 0, 1, 0, 1, 0, 0], [1, 0, 0, 1, 0, 0, 0, 1, 0]]
+    assert source.class_names == ("1", "2", "x")
+    assert source.test.labels[:2].tolist() == [1, 0]
+    assert source.domains is not None
+    assert source.domains.names == ("01", "02", "A1")
+
+
+@pytest.mark.parametrize("values", [[1, 2], [True, False], [0.5, 1.5]])
+@pytest.mark.parametrize("encoded", [False, True])
+def test_words_of_a_parquet_table_stay_words(tmp_path: Path, values: list[object], encoded: bool) -> None:
+    words = pa.array(["1", "2", "x"])
+    train = pa.table({"code": words.dictionary_encode() if encoded else words, "label": ["1", "2", "2"]})
+    pq.write_table(train, tmp_path / "train.parquet")
+    pq.write_table(pa.table({"code": ["1", "y"], "label": [1, 2]}), tmp_path / "test.parquet")
+    # labels are words, whatever they are written as
+    assert load(tmp_path.name, tmp_path.parent).test.labels.tolist() == [0, 1]
+    sources._load.cache_clear()
+    pq.write_table(pa.table({"code": values, "label": [1, 2]}), tmp_path / "test.parquet")
+    sentence = r"column 'code' of .*test.parquet' is of type \w+, but the training table has words there$"
+    with pytest.raises(FedfillError, match=sentence):
+        load(tmp_path.name, tmp_path.parent)
+
+
+@pytest.mark.parametrize("value", [0.1, 0.15, 1e-9, 3.3e7])
+@pytest.mark.parametrize("count", [10, 57, 1000])
+def test_a_number_that_never_changes_becomes_nothing(value: float, count: int) -> None:
+    column = torch.full((count, 1), value, dtype=torch.float64)
+    labels = torch.zeros(count, dtype=torch.int64)
+    train, test = standardised(Samples(column, labels), Samples(column[:1] + 1, labels[:1]), 1)
+    assert torch.equal(train.inputs, torch.zeros(count, 1))
+    assert test.inputs.item() == pytest.approx(1)
 
 
 def test_what_a_table_is_not(folder: Path) -> None:

@@ -6,6 +6,7 @@ first, then each column of words as one input per word that the training table h
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +56,10 @@ def read_tables(train: Path, test: Path | None, where: str) -> tuple[Part, Part 
         FedfillError: Where a file can't be read, a cell is empty, or a column is neither numbers nor words.
     """
     files = [train] if test is None else [train, test]
-    tables = [_read(file) for file in files]
+    tables = [_read(train)]
+    if test is not None:
+        # types guessed from the test file alone would make numbers or truth values of what are words in the training table
+        tables.append(_read(test, [name for name in tables[0].column_names if _is_text(tables[0], name)]))
     columns = tables[0].column_names
     for file, table in zip(files, tables, strict=True):
         if LABEL not in table.column_names:
@@ -77,6 +81,12 @@ def read_tables(train: Path, test: Path | None, where: str) -> tuple[Part, Part 
     names = tuple(in_order(_words(tables[0], LABEL, train)))
     parts: list[Part] = []
     for file, table in zip(files, tables, strict=True):
+        for name in words:
+            if _is_text(tables[0], name) and _is_number(table, name):
+                raise FedfillError(
+                    f"data: column '{name}' of '{file}' is of type {table.schema.field(name).type}, but the training table has "
+                    "words there"
+                )
         features = [_numbers(table, name, file)[:, None] for name in numeric]
         # a word that the training table lacks has no input: all of its column's are 0
         features += [_words(table, name, file)[:, None] == np.array(found) for name, found in words.items()]
@@ -94,7 +104,10 @@ def read_tables(train: Path, test: Path | None, where: str) -> tuple[Part, Part 
 
 
 def standardised(train: Samples, test: Samples, numbers: int) -> tuple[Samples, Samples]:
-    """Both as float32, their numbers shifted and scaled to mean 0 and deviation 1 over the training samples of all clients.
+    """Both as float32, their numbers shifted and scaled to mean 0 and deviation 1 over all samples of the training part.
+
+    That is before the data are divided: what clients will keep for their own tests and for validation is among these samples, and so is
+    what a fraction of the data leaves out; the global test set is not.
 
     Args:
         train: Float inputs ``[n, features]``.
@@ -105,8 +118,13 @@ def standardised(train: Samples, test: Samples, numbers: int) -> tuple[Samples, 
         Both. A number that never changes becomes 0.
     """
     column = train.inputs[:, :numbers]
-    mean, deviation = column.mean(dim=0), column.std(dim=0, correction=0)
-    deviation[deviation == 0] = 1
+    mean = column.mean(dim=0)
+    deviation = column.std(dim=0, correction=0) if numbers else mean  # torch warns of a deviation of nothing
+    # of a constant rounding may leave a mean beside it, and a deviation above 0 by which to blow up the difference
+    lowest = column.amin(dim=0)
+    constant = lowest == column.amax(dim=0)
+    mean = torch.where(constant, lowest, mean)
+    deviation[constant | (deviation == 0)] = 1
 
     def scaled(samples: Samples) -> Samples:
         first = (samples.inputs[:, :numbers] - mean) / deviation
@@ -128,13 +146,18 @@ def _is_table(file: Path) -> bool:
     return plain and not any(name in schema.names for name in IMAGE_COLUMNS)
 
 
-def _read(file: Path) -> Any:
+def _read(file: Path, texts: Sequence[str] = ()) -> Any:
+    """The table of a file; a CSV file's columns are of the types that their cells look like, but for `texts`, which are words."""
     import pyarrow as pa
     import pyarrow.csv
     import pyarrow.parquet as pq
 
     try:
-        table = pa.csv.read_csv(file) if file.suffix.lower() == ".csv" else pq.read_table(file)
+        if file.suffix.lower() == ".csv":
+            options = pa.csv.ConvertOptions(column_types=dict.fromkeys(texts, pa.string()))
+            table = pa.csv.read_csv(file, convert_options=options)
+        else:
+            table = pq.read_table(file)
     except (pa.ArrowException, OSError) as error:
         raise FedfillError(f"data: '{file}' can't be read as a table: {first_line(error)}") from error
     if not len(table):
@@ -143,6 +166,10 @@ def _read(file: Path) -> Any:
     table = table.drop_columns([name for name in table.column_names if name.startswith("__index_level_")])
     if len(set(table.column_names)) < len(table.column_names):
         raise FedfillError(f"data: '{file}' has two columns of one name")
+    if "" in table.column_names:
+        raise FedfillError(
+            f"data: '{file}' has a column without a name, as pandas writes its row numbers; write it with index=False, or name it"
+        )
     return table
 
 
@@ -153,13 +180,22 @@ def _is_number(table: Any, name: str) -> bool:
     return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind))
 
 
+def _is_text(table: Any, name: str) -> bool:
+    import pyarrow as pa
+
+    kind = table.schema.field(name).type
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+
+
 def _numbers(table: Any, name: str, file: Path) -> NDArray[np.float64]:
     if not _is_number(table, name):
         kind = table.schema.field(name).type
         raise FedfillError(
             f"data: column '{name}' of '{file}' is of type {kind}, but the training table has numbers there"
         )
-    _check_whole(table, name, file)
+    _check_whole(table.column(name).null_count, name, file)
     values: NDArray[np.float64] = table.column(name).to_numpy().astype(np.float64)
     if not np.isfinite(values).all():
         raise FedfillError(f"data: column '{name}' of '{file}' holds NaN or infinite values")
@@ -172,17 +208,18 @@ def _words(table: Any, name: str, file: Path) -> NDArray[np.str_]:
     kind = table.schema.field(name).type
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
-    whole = pa.types.is_integer(kind) or pa.types.is_boolean(kind)
-    if not (whole or pa.types.is_string(kind) or pa.types.is_large_string(kind)):
+    if not (pa.types.is_integer(kind) or pa.types.is_boolean(kind) or _is_text(table, name)):
         raise FedfillError(
             f"data: column '{name}' of '{file}' is of type {kind}, but words or whole numbers are needed"
         )
-    _check_whole(table, name, file)
-    return np.array([str(value) for value in table.column(name).to_pylist()])
+    cells = table.column(name).to_pylist()
+    # an empty cell among words is read as a word of no letters
+    _check_whole(sum(cell is None or cell == "" for cell in cells), name, file)
+    return np.array([str(cell) for cell in cells])
 
 
-def _check_whole(table: Any, name: str, file: Path) -> None:
-    if empty := table.column(name).null_count:
+def _check_whole(empty: int, name: str, file: Path) -> None:
+    if empty:
         raise FedfillError(
             f"data: column '{name}' of '{file}' has {empty:,} empty cells; fill them or leave their rows out"
         )
