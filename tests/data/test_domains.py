@@ -181,6 +181,24 @@ def test_image_folders_with_splits_and_a_class_that_a_domain_lacks(tmp_path: Pat
         load("d", tmp_path)
 
 
+@pytest.mark.parametrize("names", [("Training", "Testing"), ("TRAIN", "Test"), ("photo", "Val"), ("test", "validation")])
+def test_parts_of_a_data_set_are_no_domains(tmp_path: Path, names: tuple[str, str]) -> None:
+    for name in names:
+        write_folder(tmp_path / "d" / name, 0)
+    found = sorted(name for name in names if name != "photo")[0]
+    with pytest.raises(FedfillError, match=rf"^data: '.*d/{found}' would be a domain, .*; rename such folders to train"):
+        load("d", tmp_path)
+
+
+def test_image_folders_of_numbers_in_their_order(tmp_path: Path) -> None:
+    for k, name in enumerate(("10", "9", "b", "a")):
+        write_folder(tmp_path / "d" / name, 50 * k)
+    source = load("d", tmp_path)
+    assert source.domains is not None
+    assert source.domains.names == ("9", "10", "a", "b")
+    assert brightness(source)["10"] == [*range(5), *range(10, 15)]
+
+
 def test_images_of_many_sizes_need_one(tmp_path: Path) -> None:
     write_folder(tmp_path / "d" / "sea", 0, size=3)
     write_folder(tmp_path / "d" / "air", 100, size=5)

@@ -461,6 +461,42 @@ def test_broken_image_folders(tmp_path: Path) -> None:
         load("d", tmp_path)
 
 
+def test_a_folder_of_pictures_among_data_sets_makes_no_classes_of_them(tmp_path: Path) -> None:
+    write_folder(tmp_path / "insects")
+    (tmp_path / "screens").mkdir()
+    (tmp_path / "screens" / "a.png").write_bytes(png(GREY[0]))
+    assert load("insects", tmp_path).class_names == ("ant", "bee", "cat")
+    with pytest.raises(FedfillError, match=r"^data: 'inserts' is unknown; did you mean 'insects'"):
+        load("inserts", tmp_path)
+    # where there are classes alone, the data folder is the data set
+    assert load("whatever", tmp_path / "insects").class_names == ("ant", "bee", "cat")
+
+
+def test_folders_that_nobody_may_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_folder(tmp_path / "insects")
+    closed = tmp_path / "lost+found"
+    closed.mkdir()
+    write_folder(tmp_path / "open")
+    (tmp_path / "open" / "dog").mkdir()
+    iterdir = Path.iterdir
+
+    def refused(self: Path) -> Any:
+        if self in (closed, tmp_path / "open" / "dog"):
+            raise PermissionError(13, "Permission denied", str(self))
+        return iterdir(self)
+
+    monkeypatch.setattr(Path, "iterdir", refused)  # nothing is closed to root, who may run the tests
+    with pytest.raises(FedfillError, match=r"^data: 'inserts' is unknown; did you mean 'insects'"):
+        load("inserts", tmp_path)
+    assert load("insects", tmp_path).class_names == ("ant", "bee", "cat")
+    for name, place in (("lost+found", "lost.found"), ("open", "open/dog")):
+        with pytest.raises(FedfillError, match=rf"^data '.*': '.*{place}' can't be read \(Permission denied\)$"):
+            load(name, tmp_path)
+    monkeypatch.setattr(Path, "iterdir", lambda self: refused(closed))
+    with pytest.raises(FedfillError, match=r"^data_dir: '.*' can't be read \(Permission denied\)$"):
+        load("inserts", tmp_path)
+
+
 # ---- the Hub
 
 

@@ -28,6 +28,9 @@ LABEL_COLUMNS = ("label", "fine_label")
 DOMAIN_COLUMN = "domain"
 IMAGE_SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".pgm", ".ppm"})
 
+SPLITS = frozenset({"train", "training", "test", "testing", "val", "valid", "validation"})
+"""Names of folders, in small letters, that are parts of a data set and no domains of it."""
+
 SHARD = re.compile(r"(.+)-(\d+)-of-(\d+)(-[0-9a-f]+)?\.parquet")
 """File names of shards: first words, number, how many there are, and the hash that older ones carry."""
 
@@ -59,10 +62,15 @@ def find_layout(folder: Path) -> str | None:
         return "parquet"
     if (folder / "train").is_dir():
         return "splits"
-    if any(any(_images(child)) for child in _children(folder)):
+    if any(_holds_images(child) for child in _children(folder)):
         return "classes"
-    grandchildren = (grandchild for child in _children(folder) for grandchild in _children(child))
-    return "domains" if any(any(_images(grandchild)) for grandchild in grandchildren) else None
+    grandchildren = (grandchild for child in _children(folder) for grandchild in _children_if_readable(child))
+    return "domains" if any(_holds_images(grandchild) for grandchild in grandchildren) else None
+
+
+def holds_classes_alone(folder: Path) -> bool:
+    """Whether every folder in it holds images, so that none of them is a data set or something else beside the classes."""
+    return all(_holds_images(child) for child in _children(folder))
 
 
 def descend(folder: Path, where: str) -> Path:
@@ -84,6 +92,22 @@ def _children(folder: Path) -> list[Path]:
     return sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
 
 
+def _children_if_readable(folder: Path) -> list[Path]:
+    """Its folders; none where nobody may look into it, as a layout is only looked for."""
+    try:
+        return _children(folder)
+    except PermissionError:
+        return []
+
+
+def _holds_images(folder: Path) -> bool:
+    """Whether images lie in it; likewise."""
+    try:
+        return any(_images(folder))
+    except PermissionError:
+        return False
+
+
 def _images(folder: Path) -> Iterator[Path]:
     return (
         path for path in folder.iterdir() if path.suffix.lower() in IMAGE_SUFFIXES and not path.name.startswith(".")
@@ -91,8 +115,14 @@ def _images(folder: Path) -> Iterator[Path]:
 
 
 def read_domains(folder: Path, names: tuple[str, ...] | None, size: int | None) -> dict[str, Part]:
-    """The images of ``folder/DOMAIN/CLASS/`` by domain; a domain may lack classes that another has."""
-    found = _children(folder)
+    """The images of ``folder/DOMAIN/CLASS/`` by domain, in the order of `in_order`; a domain may lack classes that another has."""
+    found = [folder / name for name in in_order(child.name for child in _children(folder))]
+    for domain in found:
+        if domain.name.lower() in SPLITS:
+            raise FedfillError(
+                f"data: '{domain}' would be a domain, but its name is that of a part of a data set; rename such folders to train "
+                "and test"
+            )
     classes = names or tuple(sorted({child.name for domain in found for child in _children(domain)}))
     return {domain.name: read_images(domain, classes, size) for domain in found}
 

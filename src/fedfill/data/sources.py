@@ -28,6 +28,7 @@ from fedfill.data.images import (
     find_columns,
     find_layout,
     first_line,
+    holds_classes_alone,
     from_arrow,
     in_order,
     read_domain_names,
@@ -145,7 +146,8 @@ def _load(name: str, data_dir: str | None, setting: str, size: int | None) -> So
         raise FedfillError(
             f"{setting}: '{data_dir}' is not a folder; it should hold folders of Parquet files or images"
         )
-    folder = _folder(name, Path(data_dir)) if data_dir is not None else None
+    with _readable(setting, Path(data_dir or ".")):
+        folder = _folder(name, Path(data_dir)) if data_dir is not None else None
     if folder is not None:
         return from_folder(name, folder, size=size)
     if name in JOINED:
@@ -330,8 +332,10 @@ def _folder(name: str, data_dir: Path) -> Path | None:
             return place
     if (data_dir / "train.csv").is_file():
         return data_dir
-    # folders of folders of images may as well be several data sets
-    return data_dir if find_layout(data_dir) not in (None, "domains") else None
+    layout = find_layout(data_dir)
+    # folders of folders of images may as well be several data sets, and so may a folder of pictures among others
+    alone = layout in ("parquet", "splits") or (layout == "classes" and holds_classes_alone(data_dir))
+    return data_dir if alone else None
 
 
 def _is_table(path: Path) -> bool:
@@ -353,6 +357,22 @@ def from_folder(name: str, folder: Path, one_of_many: bool = False, size: int | 
     Raises:
         FedfillError: Where it can't be read.
     """
+    with _readable(f"data '{name}'", folder):
+        return _from_folder(name, folder, one_of_many, size)
+
+
+@contextmanager
+def _readable(where: str, folder: Path) -> Iterator[None]:
+    """One sentence where the system lets nobody read."""
+    try:
+        yield
+    except OSError as error:
+        raise FedfillError(
+            f"{where}: '{error.filename or folder}' can't be read ({error.strerror or first_line(error)})"
+        ) from error
+
+
+def _from_folder(name: str, folder: Path, one_of_many: bool, size: int | None) -> Source:
     where = f"data '{name}'"
     if (tables := find_tables(folder)) is not None:
         if one_of_many:
