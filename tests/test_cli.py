@@ -536,6 +536,28 @@ def test_partition_by_domain(elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -
     refused(["partition", *words, "--clients", "10"], "clients: found 10, but partition 'domain:2' makes 4")
 
 
+def test_names_that_look_like_markup_are_printed_as_they_are(elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
+    names = ["[teen]", "[/b]", ":cat:"]
+    (elsewhere / "people.csv").write_text("age,label\n" + "".join(f"{k},{names[k % 3]}\n" for k in range(90)))
+    result = fedfill_(
+        "partition",
+        "--data",
+        "people.csv",
+        "--data-dir",
+        ".",
+        "--partition",
+        "iid",
+        "--clients",
+        "3",
+        "--client-test",
+        "0",
+    )
+    assert result.exit_code == 0, result.output
+    for name in names:
+        assert name in result.stdout
+
+
 def test_a_run_with_few_labels_trains_on_these(elsewhere: Path) -> None:
     result = fedfill_("run", "fedavg", *TINY, "--labelled-per-client", "20", "--out", "r")
     assert result.exit_code == 0, result.output

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from PIL import Image
 from scipy import stats
@@ -276,6 +277,14 @@ def test_slips_are_found_before_anything_runs(given: dict[str, Any], sentence: s
         compare(**{"algorithms": ["fedavg", "feddpms"], "seeds": [0], "out": tmp_path / "out", **TINY, **given})
     assert sentence in str(refusal.value)
     assert not (tmp_path / "out").exists()
+
+
+def test_seeds_of_numpy_are_seeds(tmp_path: Path) -> None:
+    found = compare(["fedavg"], seeds=np.arange(2), out=tmp_path, **TINY)  # type: ignore[arg-type]
+    assert found.seeds == (0, 1)
+    assert {type(seed) for seed in found.seeds} == {int}
+    with pytest.raises(FedfillError, match="needs at least one algorithm and one seed"):
+        compare(["fedavg"], seeds=np.arange(0), out=tmp_path, **TINY)  # type: ignore[arg-type]
 
 
 def test_a_folder_of_another_experiment_is_found_before_anything_runs(tmp_path: Path) -> None:

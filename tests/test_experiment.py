@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 import tomllib
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -688,6 +689,11 @@ def frozen() -> Net:
     return net.requires_grad_(False)
 
 
+def old_weight_norm() -> nn.Module:
+    with warnings.catch_warnings(action="ignore", category=FutureWarning):
+        return nn.Sequential(nn.Flatten(), torch.nn.utils.weight_norm(nn.Linear(64, 10)))
+
+
 def test_a_network_with_dropout_is_taken_and_gives_the_same_bits_on_any_number_of_workers(tmp_path: Path) -> None:
     net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Dropout(0.5), torch.nn.Linear(64, 10))
     sums = {
@@ -712,6 +718,10 @@ def test_a_network_with_dropout_is_taken_and_gives_the_same_bits_on_any_number_o
         (Noisy(), "model: Noisy draws from torch's global generator"),
         (Hidden(), "model: Hidden keeps 'seen' as a buffer outside its state dict"),
         (frozen(), "model: Net has nothing to train"),
+        (
+            old_weight_norm(),
+            r"model: Sequential can't be copied \(.*\); where .* use torch.nn.utils.parametrizations.weight_norm",
+        ),
         (Net, "model: found <class .*Net'>; allowed: .* an instance of torch.nn.Module"),
         (None, "model: found None; leave it out"),
         (

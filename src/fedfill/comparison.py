@@ -135,7 +135,7 @@ def compare(
     Raises:
         FedfillError: Where anything is not allowed, or nobody has a setting.
     """
-    if not algorithms or not seeds:
+    if len(algorithms) == 0 or len(seeds) == 0:  # numpy's arrays have no truth value
         raise FedfillError("compare: needs at least one algorithm and one seed")
     if "seed" in options:
         raise FedfillError("seed: a comparison has seeds, a list of them")

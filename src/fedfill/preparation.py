@@ -14,6 +14,7 @@ from torch import nn
 
 from fedfill.algorithms import Algorithm, find
 from fedfill.data.federation import Federation, federate
+from fedfill.data.images import first_line
 from fedfill.data.samples import normalise
 from fedfill.engines import require
 from fedfill.errors import FedfillError, checked
@@ -60,11 +61,6 @@ def prepare(
                 f"{what}: this experiment's {what} came from Python; give the same again to fedfill.resume or fedfill.run there"
             )
     require(experiment.engine)
-    cohort = max(1, round(experiment.participation * (experiment.clients or experiment.min_replies)))
-    if experiment.min_replies > cohort:
-        raise FedfillError(
-            f"min_replies: found {experiment.min_replies}; allowed: at most the clients in a round, which are {cohort}"
-        )
     for name, others in (("ray_address", ("ray",)), ("gpus_per_worker", ("ray",)), ("workers", ("local", "ray"))):
         if getattr(experiment, name) and experiment.engine not in others:
             raise FedfillError(
@@ -79,6 +75,11 @@ def prepare(
     model_settings = checked(ModelSettings, models, "model setting")
     if federation is None:
         federation = divide(experiment, data=data, partition=partition)
+    cohort = max(1, round(experiment.participation * len(federation.clients)))
+    if experiment.min_replies > cohort:
+        raise FedfillError(
+            f"min_replies: found {experiment.min_replies}; allowed: at most the clients in a round, which are {cohort}"
+        )
     at_hand = any(len(client.train) for client in federation.clients)
     if kind.unlabelled and at_hand and not any(len(client.unlabelled) for client in federation.clients):
         raise FedfillError(
@@ -105,7 +106,7 @@ def prepare(
             raise FedfillError(
                 f"model: found {model!r}; allowed: a name of 'fedfill list models' or an instance of torch.nn.Module"
             )
-        network = with_streams(copy.deepcopy(model))
+        network = with_streams(_copied(model))
         if models:
             raise FedfillError(
                 f"model setting: found {', '.join(models)}; these go with the built-in networks, and the model is a module of your own"
@@ -166,6 +167,17 @@ def _at_their_hosts(federation: Federation, experiment: Experiment) -> Federatio
         "model, and weights_sha256 is that of the shared model."
     )
     return replace(federation, notes=(*federation.notes, note))
+
+
+def _copied(model: nn.Module) -> nn.Module:
+    """A user's own network once more, so that theirs stays as it is."""
+    try:
+        return copy.deepcopy(model)
+    except Exception as error:  # whatever a foreign module may raise
+        raise FedfillError(
+            f"model: {type(model).__name__} can't be copied ({first_line(error)}); where it has torch.nn.utils.weight_norm, use "
+            "torch.nn.utils.parametrizations.weight_norm"
+        ) from error
 
 
 def _require_fit(model: nn.Module, federation: Federation, batch_size: int) -> None:

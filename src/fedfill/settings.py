@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from numbers import Integral
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -116,12 +117,12 @@ def whole_numbers(seeds: Sequence[int]) -> list[int]:
         seeds: As given.
 
     Returns:
-        The same.
+        The same, as Python's own numbers.
 
     Raises:
         FedfillError: Where one is none.
     """
     for seed in seeds:
-        if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
+        if isinstance(seed, bool) or not isinstance(seed, Integral) or seed < 0:
             raise FedfillError(f"seed: found {seed!r}; allowed: a whole number, at least 0")
-    return list(seeds)
+    return [int(seed) for seed in seeds]

@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 MOST_ROWS = 40
 READABLE = 100
 
-out = Console(highlight=False)
-err = Console(stderr=True, highlight=False)
+# names of classes, data sets and the like may look like markup
+out = Console(highlight=False, markup=False, emoji=False)
+err = Console(stderr=True, highlight=False, markup=False, emoji=False)
 
 
 @contextmanager
@@ -32,7 +33,7 @@ def progress() -> Iterator[Callable[[str], OnRound]]:
         Makes the follower of one run from its label, just before the run starts.
     """
     bar = Progress(
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(bar_width=20),
         MofNCompleteColumn(),
         TextColumn("{task.fields[figure]}"),
@@ -104,7 +105,7 @@ def print_result(result: Result) -> None:
         _paragraph(f"Rounds 1 to {result.resumed_after} had been done before; the run went on from there.")
     for note in summary["notes"]:
         _paragraph(note)
-    out.print("\n[bold]Privacy[/bold]")
+    out.print("\n[bold]Privacy[/bold]", markup=True)
     _paragraph(summary["privacy"]["statement"])
     out.print(f"\nRun directory: {result.directory}", soft_wrap=True, markup=False)
 
@@ -151,7 +152,9 @@ def print_comparison(comparison: Comparison) -> None:
         _paragraph(f"{read} of {len(results)} runs were finished before: they were read, and not run again.")
     for note in first["notes"]:
         _paragraph(note)
-    out.print("\n[bold]Privacy[/bold] (what is protected, from whom, and what is not: each run's summary.json)")
+    out.print(
+        "\n[bold]Privacy[/bold] (what is protected, from whom, and what is not: each run's summary.json)", markup=True
+    )
     for row in comparison.rows:
         # the last sentence is the sum of the account; seeds may differ in it
         totals = dict.fromkeys(result.summary["privacy"]["statement"].rsplit(". ", 1)[-1] for result in row.results)

@@ -181,12 +181,16 @@ def test_image_folders_with_splits_and_a_class_that_a_domain_lacks(tmp_path: Pat
         load("d", tmp_path)
 
 
-@pytest.mark.parametrize("names", [("Training", "Testing"), ("TRAIN", "Test"), ("photo", "Val"), ("test", "validation")])
+@pytest.mark.parametrize(
+    "names", [("Training", "Testing"), ("TRAIN", "Test"), ("photo", "Val"), ("test", "validation")]
+)
 def test_parts_of_a_data_set_are_no_domains(tmp_path: Path, names: tuple[str, str]) -> None:
     for name in names:
         write_folder(tmp_path / "d" / name, 0)
     found = sorted(name for name in names if name != "photo")[0]
-    with pytest.raises(FedfillError, match=rf"^data: '.*d/{found}' would be a domain, .*; rename such folders to train"):
+    with pytest.raises(
+        FedfillError, match=rf"^data: '.*d/{found}' would be a domain, .*; rename such folders to train"
+    ):
         load("d", tmp_path)
 
 

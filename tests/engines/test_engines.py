@@ -6,11 +6,13 @@ import importlib.util
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 import fedfill
 from fedfill.engines import NAMES, require
 from fedfill.errors import FedfillError
+from fedfill.preparation import arrange
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -54,6 +56,16 @@ def test_more_replies_than_clients_in_a_round_can_not_be_needed() -> None:
         FedfillError, match=r"^min_replies: found 6; allowed: at most the clients in a round, which are 5"
     ):
         fedfill.run("fedavg", clients=10, participation=0.5, min_replies=6)
+
+
+def test_the_clients_in_a_round_may_follow_from_the_data() -> None:
+    data = {str(k): (np.zeros((10, 8, 8), np.uint8), np.arange(10) % 2) for k in range(6)}
+    options = {"data": data, "partition": "domain", "model": "auto", "participation": 0.5}
+    assert len(arrange("fedavg", **options, min_replies=3).federation.clients) == 6
+    with pytest.raises(
+        FedfillError, match=r"^min_replies: found 4; allowed: at most the clients in a round, which are 3$"
+    ):
+        arrange("fedavg", **options, min_replies=4)
 
 
 def test_what_changes_no_result_can_be_changed_at_a_resume(tmp_path) -> None:

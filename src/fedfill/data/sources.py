@@ -28,8 +28,8 @@ from fedfill.data.images import (
     find_columns,
     find_layout,
     first_line,
-    holds_classes_alone,
     from_arrow,
+    holds_classes_alone,
     in_order,
     read_domain_names,
     read_domains,
@@ -367,9 +367,7 @@ def _readable(where: str, folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise FedfillError(
-            f"{where}: '{error.filename or folder}' can't be read ({error.strerror or first_line(error)})"
-        ) from error
+        raise FedfillError(f"{where}: '{folder}' can't be read ({first_line(error)})") from error
 
 
 def _from_folder(name: str, folder: Path, one_of_many: bool, size: int | None) -> Source:
