@@ -175,8 +175,8 @@ def _copied(model: nn.Module) -> nn.Module:
         return copy.deepcopy(model)
     except Exception as error:  # whatever a foreign module may raise
         raise FedfillError(
-            f"model: {type(model).__name__} can't be copied ({first_line(error)}); where it has torch.nn.utils.weight_norm, use "
-            "torch.nn.utils.parametrizations.weight_norm"
+            f"model: {type(model).__name__} can't be copied ({first_line(error)}); where it has "
+            "torch.nn.utils.weight_norm, use torch.nn.utils.parametrizations.weight_norm"
         ) from error
 
 

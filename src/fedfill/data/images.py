@@ -69,7 +69,7 @@ def find_layout(folder: Path) -> str | None:
 
 
 def holds_classes_alone(folder: Path) -> bool:
-    """Whether every folder in it holds images, so that none of them is a data set or something else beside the classes."""
+    """Whether every folder in it holds images, so that no data set or anything else lies beside the classes."""
     return all(_holds_images(child) for child in _children(folder))
 
 
@@ -115,13 +115,13 @@ def _images(folder: Path) -> Iterator[Path]:
 
 
 def read_domains(folder: Path, names: tuple[str, ...] | None, size: int | None) -> dict[str, Part]:
-    """The images of ``folder/DOMAIN/CLASS/`` by domain, in the order of `in_order`; a domain may lack classes that another has."""
+    """The images of ``folder/DOMAIN/CLASS/`` by domain, ordered by `in_order`; one may lack classes that another has."""
     found = [folder / name for name in in_order(child.name for child in _children(folder))]
     for domain in found:
         if domain.name.lower() in SPLITS:
             raise FedfillError(
-                f"data: '{domain}' would be a domain, but its name is that of a part of a data set; rename such folders to train "
-                "and test"
+                f"data: '{domain}' would be a domain, but its name is that of a part of a data set; rename such folders "
+                "to train and test"
             )
     classes = names or tuple(sorted({child.name for domain in found for child in _children(domain)}))
     return {domain.name: read_images(domain, classes, size) for domain in found}

@@ -229,7 +229,8 @@ def _source(
     if test is not None:
         if None not in (train.names, test.names) and train.names != test.names:
             raise FedfillError(
-                f"{where}: the class names in the train and test splits differ; give both the same names in the same order"
+                f"{where}: the class names in the train and test splits differ; give both the same names in the same "
+                "order"
             )
         check_alike(train.samples.inputs, test.samples.inputs, where)
         check_labels(test.samples.labels.numpy(), class_names, f"{where}, test set")

@@ -58,7 +58,7 @@ def read_tables(train: Path, test: Path | None, where: str) -> tuple[Part, Part 
     files = [train] if test is None else [train, test]
     tables = [_read(train)]
     if test is not None:
-        # types guessed from the test file alone would make numbers or truth values of what are words in the training table
+        # types guessed from the test file alone would make numbers or truth values of the training table's words
         tables.append(_read(test, [name for name in tables[0].column_names if _is_text(tables[0], name)]))
     columns = tables[0].column_names
     for file, table in zip(files, tables, strict=True):
@@ -84,8 +84,8 @@ def read_tables(train: Path, test: Path | None, where: str) -> tuple[Part, Part 
         for name in words:
             if _is_text(tables[0], name) and _is_number(table, name):
                 raise FedfillError(
-                    f"data: column '{name}' of '{file}' is of type {table.schema.field(name).type}, but the training table has "
-                    "words there"
+                    f"data: column '{name}' of '{file}' is of type {table.schema.field(name).type}, but the training "
+                    "table has words there"
                 )
         features = [_numbers(table, name, file)[:, None] for name in numeric]
         # a word that the training table lacks has no input: all of its column's are 0
@@ -104,10 +104,10 @@ def read_tables(train: Path, test: Path | None, where: str) -> tuple[Part, Part 
 
 
 def standardised(train: Samples, test: Samples, numbers: int) -> tuple[Samples, Samples]:
-    """Both as float32, their numbers shifted and scaled to mean 0 and deviation 1 over all samples of the training part.
+    """Both as float32, their numbers shifted and scaled to mean 0 and deviation 1 over all samples of `train`.
 
-    That is before the data are divided: what clients will keep for their own tests and for validation is among these samples, and so is
-    what a fraction of the data leaves out; the global test set is not.
+    That is before the data are divided: what clients will keep for their own tests and for validation is among these
+    samples, and so is what a fraction of the data leaves out; the global test set is not.
 
     Args:
         train: Float inputs ``[n, features]``.
@@ -147,7 +147,7 @@ def _is_table(file: Path) -> bool:
 
 
 def _read(file: Path, texts: Sequence[str] = ()) -> Any:
-    """The table of a file; a CSV file's columns are of the types that their cells look like, but for `texts`, which are words."""
+    """The table of a file; columns of CSV are of the types that their cells look like, but for `texts`, which are words."""
     import pyarrow as pa
     import pyarrow.csv
     import pyarrow.parquet as pq
@@ -168,7 +168,8 @@ def _read(file: Path, texts: Sequence[str] = ()) -> Any:
         raise FedfillError(f"data: '{file}' has two columns of one name")
     if "" in table.column_names:
         raise FedfillError(
-            f"data: '{file}' has a column without a name, as pandas writes its row numbers; write it with index=False, or name it"
+            f"data: '{file}' has a column without a name, as pandas writes its row numbers; write it with index=False, or "
+            "name it"
         )
     return table
 
