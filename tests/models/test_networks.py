@@ -173,6 +173,12 @@ def test_a_wrong_shape_gives_a_sentence(shape: tuple[int, ...], name: str) -> No
     assert str(list(shape)) in str(caught.value)
 
 
+def test_dropout_where_there_is_none_is_refused() -> None:
+    with pytest.raises(FedfillError, match=r"^dropout: found 0.5 with width=paper"):
+        build("cnn2", (1, 8, 8), 3, ModelSettings(dropout=0.5), seed=0)
+    build("cnn2", (1, 8, 8), 3, ModelSettings(dropout=0.0), seed=0)
+
+
 def test_an_unknown_name_gives_a_sentence() -> None:
     with pytest.raises(FedfillError, match=r"^model: unknown name 'cnn3'; did you mean 'cnn[24]'\?$"):
         make((1, 8, 8), name="cnn3")

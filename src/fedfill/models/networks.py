@@ -205,6 +205,10 @@ def build(
     if name == "auto":
         name = "cnn2" if channels == 1 else "cnn4"
     wide = settings.width == "wide"
+    if settings.dropout and not wide:
+        raise FedfillError(
+            f"dropout: found {settings.dropout:g} with width=paper, whose networks have none; allowed with width=wide alone"
+        )
     small = min(height, width) < 16
     latent = settings.latent or (128 if channels == 3 else 16 if small else 32)
     dropout = settings.dropout if settings.dropout is not None else (0.2 if channels == 3 else 0.0)
