@@ -771,6 +771,23 @@ def test_what_a_host_says_of_its_releases_leaves_no_field_out(tmp_path: Path) ->
     assert released == {"Update.weights": "mine", "Update.samples": "number of samples, sent as it is"}
 
 
+@pytest.mark.parametrize(
+    "told",
+    [{"sampled": (-1.0, 0.5, 10)}, {"sampled": (1.0, 2.0, -5)}, {"mechanism": "x" * 10**6}, {"conditions": ("x",) * 99}],
+)
+def test_a_release_that_can_t_be_is_a_lost_reply(told: dict[str, Any], tmp_path: Path) -> None:
+    world = World("fedavg", tmp_path)
+    world.server = world.serve(participation=1.0)
+    release = Release("mine", 0.0)
+    for name, value in told.items():
+        object.__setattr__(release, name, value)
+    world.engine.grid.spoil = spoilt(1, content(pack(encode(Answer(GOOD, releases=(("Update.samples", release),))))))
+    world.round(0)
+    assert [lost["client"] for lost in world.server.lost] == [1]
+    assert "of a release" in world.server.lost[0]["reason"] or "a release has" in world.server.lost[0]["reason"]
+    assert len(tree.to_bytes(world.server.ledger.state())) < 10**5
+
+
 # A server that was killed, in all detail
 
 
