@@ -117,7 +117,9 @@ def test_it_sends_what_fedavg_sends():
     [((1, 3, 8, 8), None, True), ((1, 1, 8, 8), None, False), ((1, 3, 8, 8), False, False), ((1, 1, 8, 8), True, True)],
 )
 def test_colour_is_flipped_unless_told_otherwise(shape: tuple[int, ...], given: bool | None, chosen: bool):
-    algorithm = FixMatch(flip=given).resolved(rounds=1, model=nn.Flatten(), inputs=torch.zeros(shape, dtype=torch.uint8))
+    algorithm = FixMatch(flip=given).resolved(
+        rounds=1, model=nn.Flatten(), inputs=torch.zeros(shape, dtype=torch.uint8)
+    )
     assert algorithm.flip is chosen
 
 

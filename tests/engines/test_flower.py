@@ -440,7 +440,9 @@ def test_codes_of_a_wrong_shape_are_not_passed_on(tmp_path: Path) -> None:
 
 def say(world: World, action: str, value: Any, **words: Any) -> Answer:
     message = Message(
-        pack(encode(value), **{"digest": "digest", "round": 0, "begun": 0, "origin": "origin", "client": 0, **words}), 100, action
+        pack(encode(value), **{"digest": "digest", "round": 0, "begun": 0, "origin": "origin", "client": 0, **words}),
+        100,
+        action,
     )
     (name,) = world.engine.grid.push_messages([message])
     (reply,) = world.engine.grid.pull_messages([name])
@@ -590,7 +592,12 @@ def test_scores_that_left_a_host_are_in_the_account(
     assert figures["accuracy_by_client"][1] is None
     (entry,) = world.server.ledger.account(1e-5)["entries"]
     assert (entry["released"], entry["clients"]) == ("evaluation", 3 if what == "refused" else 4)
-    reasons = {"late": "no answer within", "garbage": "malformed", "no sense": "its scores make no sense", "refused": "nothing left"}
+    reasons = {
+        "late": "no answer within",
+        "garbage": "malformed",
+        "no sense": "its scores make no sense",
+        "refused": "nothing left",
+    }
     assert any(f"client 1 gave no scores: {reasons[what]}" in line for line in warned())
 
 
@@ -910,7 +917,12 @@ def test_what_a_host_says_of_its_releases_leaves_no_field_out(tmp_path: Path) ->
 
 @pytest.mark.parametrize(
     "told",
-    [{"sampled": (-1.0, 0.5, 10)}, {"sampled": (1.0, 2.0, -5)}, {"mechanism": "x" * 10**6}, {"conditions": ("x",) * 99}],
+    [
+        {"sampled": (-1.0, 0.5, 10)},
+        {"sampled": (1.0, 2.0, -5)},
+        {"mechanism": "x" * 10**6},
+        {"conditions": ("x",) * 99},
+    ],
 )
 def test_a_release_that_can_t_be_is_a_lost_reply(told: dict[str, Any], tmp_path: Path) -> None:
     world = World("fedavg", tmp_path)

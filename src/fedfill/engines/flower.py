@@ -759,7 +759,9 @@ def _run(handler: str, kind: Any, office: _Office, message: Tree, words: dict[st
         if outcome.error is not None:
             log.warning("'%s' failed", handler, exc_info=outcome.error)
         if outcome.error is None or anew:
-            write_atomically(office.path, tree.to_bytes(Kept(run, t, before, new or state, words["origin"])), mode=0o600)
+            write_atomically(
+                office.path, tree.to_bytes(Kept(run, t, before, new or state, words["origin"])), mode=0o600
+            )
     if outcome.error is not None:
         error = outcome.error
         text = str(error) if isinstance(error, Lost | FedfillError) else f"{type(error).__name__}: {error}"

@@ -70,7 +70,9 @@ _LARGEST = math.sqrt(sys.float_info.max)  # of a mu whose square can be written 
 
 def _check_sampled(noise: float, probability: float, steps: int) -> None:
     if not 0 < noise <= MOST_NOISE:
-        raise ValueError(f"the noise multiplier of a release lies above 0 and is {MOST_NOISE:g} at the most, not {noise}")
+        raise ValueError(
+            f"the noise multiplier of a release lies above 0 and is {MOST_NOISE:g} at the most, not {noise}"
+        )
     if not 0 < probability <= 1:
         raise ValueError(f"the probability of a release lies above 0 and is 1 at the most, not {probability}")
     if not isinstance(steps, int) or not 1 <= steps <= STEPS:
