@@ -28,10 +28,11 @@ class Release(Record):
 
     Attributes:
         mechanism: How the field was made, in plain words. Releases with the same words are booked together, so they
-            should name settings and not figures that change with every round or client.
+            should name settings and not figures that change with every round or client. At most `WORDS` characters.
         mu: Parameter of Gaussian differential privacy with respect to one record. 0: independent of this client's
             data, or made only from what others already hold. None: nothing bounds it.
-        conditions: Under which `mu` holds; where `mu` is None, under which `conditional_mu` would hold.
+        conditions: Under which `mu` holds; where `mu` is None, under which `conditional_mu` would hold. At most
+            `CONDITIONS`, each of at most `WORDS` characters.
         conditional_mu: Where `mu` is None, what the noise alone would cost if the conditions were met.
         sampled: What is released beside `mu` by a Gaussian mechanism on Poisson samples: noise multiplier with respect
             to the largest norm of one record's share, probability of a record, steps. None: nothing.
@@ -155,6 +156,9 @@ def dpsgd(what: str, noise_multiplier: float, probability: float, steps: int, pr
 
     Returns:
         A release whose epsilon is that of all steps together.
+
+    Raises:
+        ValueError: Where noise, probability or steps are out of range.
     """
     words = promise or f"noise multiplier {noise_multiplier:g}"
     return Release(f"DP-SGD ({words}) behind {what}", 0.0, sampled=(noise_multiplier, probability, steps))
