@@ -139,6 +139,8 @@ class ScriptedEngine:
 
     workers = 1
     evaluation = None
+    evaluated = ()
+    origin = ""
 
     def __init__(self) -> None:
         self.script: dict[str, Callable[[int, Any, int], Message]] = {}

@@ -31,7 +31,7 @@ from fedfill.errors import FedfillError
 from fedfill.privacy.ledger import Ledger
 from fedfill.runs.directory import RunDirectory, to_json, writing
 from fedfill.settings import Experiment
-from fedfill.training.evaluation import FAIRNESS, fairness
+from fedfill.training.evaluation import FAIRNESS, divergence, fairness
 from fedfill.tree import Weights
 
 OnRound = Callable[[dict[str, Any], int], None]
@@ -274,6 +274,7 @@ def _loop(
                     "weights": weights,
                     "server": server.state.tree(),
                     "clients": engine.states(),
+                    "origin": engine.origin,
                     "ledger": server.ledger.state(),
                     "costs": asdict(server.costs),
                 }
@@ -335,14 +336,10 @@ def _evaluate(algorithm: Algorithm, server: Server, engine: Engine, t: int) -> d
     """The figures of an evaluation, with what the hosts' own part of it releases in the ledger."""
     evaluation = engine.evaluate(algorithm.global_weights(server), t)
     if engine.evaluation is not None:
-        held = evaluation.validation_by_client or [None] * len(evaluation.accuracy_by_client)
-        for i, told in enumerate(zip(evaluation.accuracy_by_client, held, strict=True)):
-            if told != (None, None):
-                server.ledger.add(i, "evaluation", engine.evaluation)
+        for i in engine.evaluated:
+            server.ledger.add(i, "evaluation", engine.evaluation)
     if not math.isfinite(evaluation.loss):
-        raise FedfillError(
-            f"training diverged: after round {t + 1} the loss on the test set is {evaluation.loss}; try a smaller learning_rate"
-        )
+        raise divergence(t, evaluation.loss)
     kept = {name: value for name, value in asdict(evaluation).items() if value != []}  # no validation, no list
     return {**kept, **fairness(evaluation)}
 
@@ -468,6 +465,7 @@ def _restore(
     if checkpoint is None:
         return 0, 0.0, []
     server.state = State(tree.to(checkpoint["server"], device))
+    engine.origin = checkpoint.get("origin", "")
     engine.restore(checkpoint["clients"])
     server.ledger = Ledger.restore(checkpoint["ledger"])
     server.costs = Costs(**checkpoint["costs"])

@@ -27,6 +27,10 @@ Weights = dict[str, Tensor]
 """Tensors by the names of a model's state dict: parameters and buffers, of the whole model or of some parts."""
 
 
+class UnknownKindError(ValueError):
+    """Bytes that hold a record of a class that this program has not: the bytes are none the worse."""
+
+
 class Record:
     """Base of the frozen dataclasses that may travel in a message or lie in a state."""
 
@@ -217,23 +221,29 @@ def to_bytes(tree: Tree) -> bytes:
     return safetensors.torch.save(store, metadata={"tree": json.dumps(structure)})
 
 
-def from_bytes(data: bytes) -> Tree:
+def from_bytes(data: bytes, structure: int | None = None) -> Tree:
     """The tree that `to_bytes` wrote.
 
     Args:
         data: What `to_bytes` returned.
+        structure: Bytes of the header at the most, which in memory may become a hundred times as many; None: as many as
+            safetensors reads.
 
     Returns:
         An equal tree, tensors on the CPU.
 
     Raises:
-        ValueError: Where the bytes are cut short, are not of this form, or name an unknown record.
+        UnknownKindError: Where they name an unknown record.
+        ValueError: Where the bytes are cut short, or are not of this form.
     """
     try:
         length = int.from_bytes(data[:8], "little")
-        structure = json.loads(json.loads(data[8 : 8 + length])["__metadata__"]["tree"])
-        store = safetensors.torch.load(data)
-        return _decode(structure, store)
+        if structure is not None and length > structure:
+            raise ValueError(f"their structure has {length:,} bytes, and {structure:,} are the most")
+        store = safetensors.torch.load(data)  # first: it checks the header
+        return _decode(json.loads(json.loads(data[8 : 8 + length])["__metadata__"]["tree"]), store)
+    except UnknownKindError:
+        raise
     except (safetensors.SafetensorError, KeyError, ValueError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"these bytes hold no tree: {error}") from error
 
@@ -251,7 +261,7 @@ def _decode(node: Any, store: dict[str, Tensor]) -> Tree:
         return {key: _decode(item, store) for key, item in node["dict"]}
     kind = node["record"]
     if kind not in Record._kinds:
-        raise ValueError(f"these bytes hold a record of the unknown kind '{kind}'")
+        raise UnknownKindError(f"these bytes hold a record of the unknown kind '{kind}'")
     return Record._kinds[kind](**{name: _decode(item, store) for name, item in node["fields"].items()})
 
 

@@ -216,6 +216,13 @@ def test_the_server_may_have_a_test_set_of_its_own(app: Path, tmp_path: Path) ->
         read_app(app / PACKAGE, test=("/nowhere", "parquet"))
 
 
+def test_a_server_that_can_t_write_its_log_says_so(app: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    config = {**SERVER, "out": str(tmp_path / "out"), "log": str(tmp_path / "file" / "server.log")}
+    with pytest.raises(FedfillError, match=r"out: can't write .*server\.log"):
+        programs._serve(app / PACKAGE, None, config, None, None)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     ("config", "sentence"),
     [

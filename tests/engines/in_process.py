@@ -147,7 +147,7 @@ class InProcessEngine(FlowerEngine):
         for i, state in states.items():
             path = self.folder / f"host{i}" / f"client-{i}-digest.safetensors"
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(tree.to_bytes(Kept("1", -1, None, state)))
+            path.write_bytes(tree.to_bytes(Kept("1", -1, None, state, self.origin)))
 
     def close(self) -> None:
         torch.set_num_threads(self._threads)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -10,7 +11,7 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDict
 from tests.engines.in_process import InProcessEngine, hosts
 from tests.helpers import CLASSES, TINY_GAN, prepare, run_rounds, small_federation
 
@@ -26,6 +27,7 @@ from fedfill.data.samples import Samples
 from fedfill.engines.contract import Client, Server, State, client_handler
 from fedfill.engines.flower import (
     EVALUATE,
+    GRACE,
     HELLO,
     Answer,
     FlowerEngine,
@@ -40,7 +42,7 @@ from fedfill.engines.flower import (
 from fedfill.engines.host import make_resident
 from fedfill.engines.local import LocalEngine
 from fedfill.errors import FedfillError
-from fedfill.loop import execute
+from fedfill.loop import _evaluate, execute
 from fedfill.models.networks import ModelSettings, build
 from fedfill.models.views import weights_of
 from fedfill.preparation import arrange
@@ -83,6 +85,7 @@ class World:
         engine = InProcessEngine(
             self.algorithm, self.federation, self.net, self.initial, folder=self.folder, **self.options
         )
+        engine.origin = "origin"  # as from a checkpoint
         engine.grid.run_id = run_id
         for context in engine.grid.contexts.values():
             context.run_id = run_id
@@ -217,6 +220,42 @@ def test_an_experiment_that_is_begun_anew_begins_anew_everywhere(tmp_path: Path)
     for t in range(ROUNDS):
         world.round(t)
     assert world.sha256 == expected("feddpms")
+
+
+@pytest.mark.parametrize("first", [1, ROUNDS])
+def test_a_resumed_run_does_not_meet_what_another_run_left(first: int, tmp_path: Path) -> None:
+    """Run 1 leaves its states; run 2 is killed before it has called every host; run 3 resumes run 2."""
+    world = World("scaffold", tmp_path)
+    world.engine.origin = "of run 1"
+    for t in range(first):
+        world.round(t)
+    world.engine = world.connect(run_id=2)
+    world.server = world.serve()
+    world.round(0)
+    checkpoint = tree.to_bytes(world.server.state.tree())
+    world.engine = world.connect(run_id=3)
+    world.server = world.serve()
+    world.server.state = State(tree.from_bytes(checkpoint))
+    for t in range(1, ROUNDS):
+        world.round(t)
+        assert world.server.lost == []
+    assert world.sha256 == expected("scaffold")
+
+
+def test_a_state_from_before_runs_had_names_goes_on_with_a_checkpoint_from_then(tmp_path: Path) -> None:
+    world = World("scaffold", tmp_path)
+    for t in range(2):
+        world.round(t)
+    for path in tmp_path.glob("host*/client-*.safetensors"):
+        data = path.read_bytes()
+        field = b', \\"origin\\": \\"origin\\"'
+        assert data.count(field) == 1
+        path.write_bytes(data.replace(field, b" " * len(field)))
+        assert tree.from_bytes(path.read_bytes()).origin == ""
+    world.engine.origin = ""
+    for t in range(2, ROUNDS):
+        world.round(t)
+    assert world.sha256 == expected("scaffold")
 
 
 def test_a_damaged_state_is_a_lost_reply_and_says_so(tmp_path: Path) -> None:
@@ -401,7 +440,9 @@ def test_codes_of_a_wrong_shape_are_not_passed_on(tmp_path: Path) -> None:
 
 def say(world: World, action: str, value: Any, **words: Any) -> Answer:
     message = Message(
-        pack(encode(value), **{"digest": "digest", "round": 0, "begun": 0, "client": 0, **words}), 100, action
+        pack(encode(value), **{"digest": "digest", "round": 0, "begun": 0, "origin": "origin", "client": 0, **words}),
+        100,
+        action,
     )
     (name,) = world.engine.grid.push_messages([message])
     (reply,) = world.engine.grid.pull_messages([name])
@@ -416,6 +457,7 @@ def say(world: World, action: str, value: Any, **words: Any) -> Answer:
         (Broadcast({}), {"digest": "another"}, "the message is another experiment's"),
         (Broadcast({}), {"client": 2}, "the message is for client 2, and this is client 0"),
         (Broadcast({}), {"round": -1}, "round -1"),
+        (Broadcast({}), {"origin": 3}, "origin 3"),
         (Broadcast({}), {"round": "x"}, "round 'x'"),
         (Update({}, 1), {}, "a Update in place of a Broadcast"),
         (None, {}, "a NoneType in place of a Broadcast"),
@@ -431,6 +473,25 @@ def test_a_host_refuses_nonsense(
     assert why in str(answer.error)
     assert any(why in line for line in warned())
     assert not list((tmp_path / "host0").glob("*.safetensors"))
+
+
+def test_a_node_that_turns_out_to_be_another_client_is_asked_anew(tmp_path: Path) -> None:
+    """Two hosts' people swap their numbers between two rounds, and the nodes stay what they are."""
+    world = World("fedavg", tmp_path)
+    world.server = world.serve(participation=1.0)
+    world.round(0)
+    apps = world.engine.grid.apps
+    apps[100], apps[101] = apps[101], apps[100]
+    world.round(1)
+    assert [lost["reason"] for lost in world.server.lost] == [
+        f"the message is for client {i}, and this is client {1 - i}" for i in (0, 1)
+    ]
+    world.round(2)
+    assert world.server.lost == []
+    apps[100], apps[101] = apps[101], apps[100]
+    missing = [accuracy is None for accuracy in world.engine.evaluate(world.initial, 2).accuracy_by_client]
+    assert missing == [True, True, False, False]
+    assert None not in world.engine.evaluate(world.initial, 2).accuracy_by_client
 
 
 def test_a_message_of_an_unknown_kind_is_refused(tmp_path: Path) -> None:
@@ -507,6 +568,45 @@ def test_scores_that_make_no_sense_are_none(scores: Scores, tmp_path: Path, warn
     by_client = world.engine.evaluate(world.initial, 0).accuracy_by_client
     assert [accuracy is None for accuracy in by_client] == [False, True, False, False]
     assert any(line.startswith("client 1 gave no scores") for line in warned())
+
+
+@pytest.mark.parametrize("what", ["late", "garbage", "no sense", "refused"])
+def test_scores_that_left_a_host_are_in_the_account(
+    what: str, tmp_path: Path, warned: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedfill.engines.flower.GRACE", 2.0)
+    world = World("fedavg", tmp_path, timeout=3.0)
+    bodies = {
+        "garbage": NONSENSE["garbage"][0],
+        "no sense": pack(encode(Answer(Scores([9] * 4, [1] * 4, 0.0, 0, 0)))),
+        "refused": pack(encode(Answer(error="nothing left"))),
+    }
+
+    def spoil(message: Message, reply: Message) -> Message | None:
+        if message.metadata.dst_node_id != 101 or message.metadata.message_type != EVALUATE:
+            return reply
+        return None if what == "late" else Message(bodies[what], reply_to=message)
+
+    world.engine.grid.spoil = spoil
+    figures = _evaluate(world.algorithm, world.server, world.engine, 0)
+    assert figures["accuracy_by_client"][1] is None
+    (entry,) = world.server.ledger.account(1e-5)["entries"]
+    assert (entry["released"], entry["clients"]) == ("evaluation", 3 if what == "refused" else 4)
+    reasons = {
+        "late": "no answer within",
+        "garbage": "malformed",
+        "no sense": "its scores make no sense",
+        "refused": "nothing left",
+    }
+    assert any(f"client 1 gave no scores: {reasons[what]}" in line for line in warned())
+
+
+def test_a_model_that_diverged_is_told_as_one_without_a_test_set_too(tmp_path: Path) -> None:
+    world = World("fedavg", tmp_path)
+    world.engine._test = world.federation.test[:0]
+    weights = {k: v * 1e25 if v.is_floating_point() else v for k, v in world.initial.items()}
+    with pytest.raises(FedfillError, match=r"training diverged: after round 1 the loss on the test set is (nan|inf)"):
+        world.engine.evaluate(weights, 0)
 
 
 def test_a_server_needs_something_to_evaluate_on(tmp_path: Path) -> None:
@@ -754,6 +854,50 @@ def test_a_reply_that_came_too_late_counts_as_released(tmp_path: Path, monkeypat
     assert "a reply that could not be read" in [entry["released"] for entry in entries]
 
 
+@pytest.mark.parametrize(("code", "booked"), [(2, False), (3, True), (4, True), (5, True), (8, False)])
+def test_a_reply_that_flower_may_have_had_counts_as_released(code: int, booked: bool, tmp_path: Path) -> None:
+    world = World("fedavg", tmp_path)
+    world.server = world.serve(participation=1.0)
+    world.engine.grid.spoil = spoilt(1, lambda message: Message(Error(code=code, reason="database"), reply_to=message))
+    world.round(0)
+    entries = {entry["released"]: entry["clients"] for entry in world.server.ledger.account(1e-5)["entries"]}
+    assert entries.get("a reply that could not be read") == (1 if booked else None)
+    (lost,) = world.server.lost
+    assert lost["reason"].startswith(f"Flower error {code}: ")
+    assert ("database" in lost["reason"]) != booked
+
+
+def test_flower_keeps_a_message_for_longer_than_the_server_waits(tmp_path: Path) -> None:
+    world = World("fedavg", tmp_path, timeout=10.0)
+    world.round(0)
+    lives = {m.metadata.ttl for m in world.engine.grid.sent if m.metadata.message_type == "train.train"}
+    assert lives == {10.0 + 2 * GRACE}
+
+
+def test_one_tensor_in_many_places_is_as_large_as_all_of_them(tmp_path: Path) -> None:
+    world = World("fedavg", tmp_path, limit=2**24)
+    world.server = world.serve(participation=1.0)
+    once = torch.zeros(2**18)  # stored once in a megabyte
+    many = pack(encode(Answer(Update({str(i): once for i in range(100)}, 3))))
+    assert len(many.array_records["tree"]["safetensors"].data) < 2**21
+    world.engine.grid.spoil = spoilt(1, content(many))
+    world.round(0)
+    (lost,) = world.server.lost
+    assert "oversized message: 104,857," in lost["reason"]
+
+
+def test_a_structure_that_would_swell_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    world = World("fedavg", tmp_path)
+    world.server = world.serve(participation=1.0)
+    header = json.dumps({"__metadata__": {"tree": "[" + "[]," * 2**21 + "[]]"}}).encode()
+    data = len(header).to_bytes(8, "little") + header
+    body = pack(Array(dtype="uint8", shape=(len(data),), stype="fedfill.safetensors", data=data))
+    world.engine.grid.spoil = spoilt(1, content(body))
+    world.round(0)
+    (lost,) = world.server.lost
+    assert "their structure has 6,291," in lost["reason"]
+
+
 def test_what_a_host_says_of_its_releases_leaves_no_field_out(tmp_path: Path) -> None:
     world = World("fedavg", tmp_path)
     world.server = world.serve(participation=1.0)
@@ -771,11 +915,33 @@ def test_what_a_host_says_of_its_releases_leaves_no_field_out(tmp_path: Path) ->
     assert released == {"Update.weights": "mine", "Update.samples": "number of samples, sent as it is"}
 
 
+@pytest.mark.parametrize(
+    "told",
+    [
+        {"sampled": (-1.0, 0.5, 10)},
+        {"sampled": (1.0, 2.0, -5)},
+        {"mechanism": "x" * 10**6},
+        {"conditions": ("x",) * 99},
+    ],
+)
+def test_a_release_that_can_t_be_is_a_lost_reply(told: dict[str, Any], tmp_path: Path) -> None:
+    world = World("fedavg", tmp_path)
+    world.server = world.serve(participation=1.0)
+    release = Release("mine", 0.0)
+    for name, value in told.items():
+        object.__setattr__(release, name, value)
+    world.engine.grid.spoil = spoilt(1, content(pack(encode(Answer(GOOD, releases=(("Update.samples", release),))))))
+    world.round(0)
+    assert [lost["client"] for lost in world.server.lost] == [1]
+    assert "of a release" in world.server.lost[0]["reason"] or "a release has" in world.server.lost[0]["reason"]
+    assert len(tree.to_bytes(world.server.ledger.state())) < 10**5
+
+
 # A server that was killed, in all detail
 
 
 def stored(run: str, t: int, before: Any, now: Any) -> Kept:
-    return Kept(run, t, before, now)
+    return Kept(run, t, before, now, "origin")
 
 
 @pytest.mark.parametrize(
@@ -806,13 +972,14 @@ def stored(run: str, t: int, before: Any, now: Any) -> Kept:
 def test_which_state_a_client_goes_on_with(
     kept: Kept | None, run: str, t: int, begun: int, expected: tuple[Any, Any]
 ) -> None:
-    assert _stored(kept, run, t, begun) == expected
+    assert _stored(kept, run, t, begun, "origin") == expected
+    assert _stored(kept, run, t, begun, "another") == (None, None)
 
 
 @pytest.mark.parametrize(("run", "t", "begun"), [("b", 3, 2), ("a", 2, 0), ("b", 1, 1)])
 def test_a_state_that_is_gone_is_not_made_up(run: str, t: int, begun: int) -> None:
     with pytest.raises(ValueError, match="what it had before is gone"):
-        _stored(stored("a", 3, {"x": 1}, {"x": 2}), run, t, begun)
+        _stored(stored("a", 3, {"x": 1}, {"x": 2}), run, t, begun, "origin")
 
 
 def test_the_folder_of_a_host_holds_no_half_written_file(tmp_path: Path) -> None:

@@ -311,6 +311,24 @@ def test_more_steps_and_larger_samples_cost_more_and_need_more_noise() -> None:
         assert figures[0] < figures[-1]
 
 
+@pytest.mark.parametrize(
+    ("mu", "sampled"),
+    [
+        (0.0, ((5.0, 1e-6, 10**12),)),
+        (0.0, ((0.01, 1e-9, 10**9),)),
+        (0.0, ((0.01, 0.5, 10**6),)),
+        (1e5, ((1.0, 0.01, 10),)),
+        (1.0, ((1e9, 1e-300, 10**9), (1e-300, 1.0, 1))),
+        (0.0, tuple((1.0 + i, 0.5, 1) for i in range(101))),
+    ],
+)
+def test_what_is_too_much_for_distributions_is_charged_without_sampling(
+    mu: float, sampled: tuple[tuple[float, float, int], ...]
+) -> None:
+    bound = accountant.epsilon(compose([mu, *(gaussian_mu(2.0, noise, n) for noise, _, n in sampled)]), DELTA)
+    assert accountant.replaced_epsilon(mu, sampled, DELTA) == pytest.approx(bound)
+
+
 def test_a_replaced_record_costs_more_than_one_that_is_removed_and_no_more_than_two() -> None:
     """Replacing is removing and adding: with every record in every step mu is doubled, and sampling only helps."""
     one = accountant.sampled_epsilon(1.0, 0.05, 20, DELTA)

@@ -62,6 +62,29 @@ def test_no_noise_or_no_bound_is_no_guarantee() -> None:
         gaussian("means", 1.0, -3.0)
 
 
+@pytest.mark.parametrize("sampled", [
+    (0.0, 0.5, 10), (-1.0, 0.5, 10), (math.nan, 0.5, 10), (math.inf, 0.5, 10), (1e10, 0.5, 10), (1.0, 2.0, 10),
+    (1.0, 0.0, 10), (1.0, -1.0, 5), (1.0, math.nan, 5), (1.0, 0.5, 0), (1.0, 0.5, -5), (1.0, 0.5, 10**9 + 1), (1.0, 0.5, 3.5),
+])  # fmt: skip
+def test_steps_that_can_t_be_are_no_release(sampled: Any) -> None:
+    with pytest.raises(ValueError, match="of a release"):
+        Release("x", 0.0, sampled=sampled)
+
+
+def test_words_of_a_release_are_bounded() -> None:
+    for wrong in (("x" * 1001,), ("x", ("y" * 1001,)), ("x", ("y",) * 21)):
+        with pytest.raises(ValueError, match="at the most"):
+            Release(wrong[0], 0.0, *wrong[1:])
+    assert len(Release("x" * 1000, 0.0, ("y" * 1000,) * 20).conditions) == 20
+
+
+def test_whole_numbers_too_large_for_floats_are_no_guarantee() -> None:
+    ledger = Ledger()
+    for mu in (10**153, 10**200, 10**400):
+        ledger.add(0, "Reply.a", Release("x", mu))
+    assert account(ledger)["total_epsilon"] is None
+
+
 def test_release_survives_bytes() -> None:
     for release in (UPDATE, PAPER, SINGLE, public("why")):
         assert tree.from_bytes(tree.to_bytes(release)) == release

@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import stat
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,18 @@ import torch
 
 from fedfill.errors import FedfillError
 from fedfill.runs.directory import RunDirectory, read_toml, to_json, write_atomically, writing
+from fedfill.tree import Record
 
 EXPERIMENT = {"version": "1.2", "algorithm": "fedavg", "rounds": 2, "settings": {"local_epochs": 1}}
 
 
 def full(*args: Any, **others: Any) -> None:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@dataclass(frozen=True)
+class Left(Record):
+    x: int
 
 
 @pytest.fixture
@@ -106,6 +113,21 @@ def test_a_checkpoint_that_is_cut_short_is_damaged(kept: int, run: RunDirectory)
     path.write_bytes(whole[: min(kept, len(whole) - 1)])
     with pytest.raises(FedfillError, match=r"checkpoint .* is damaged"):
         run.read_checkpoint()
+
+
+def test_a_checkpoint_that_can_t_be_read_is_not_called_damaged(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run.write_checkpoint({"rounds": 1, "left": Left(1)})
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "read_bytes", full)
+        with pytest.raises(FedfillError, match=r"can't read the checkpoint .*state\.safetensors \(No space left"):
+            run.read_checkpoint()
+    with monkeypatch.context() as patch:
+        patch.delitem(Record._kinds, "tests.runs.test_directory.Left")
+        with pytest.raises(FedfillError, match=r"without the code that wrote it \(.*unknown kind 'tests.*\.Left'\)"):
+            run.read_checkpoint()
+    assert run.read_checkpoint() == {"rounds": 1, "left": Left(1)}
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from fedfill.engines.local import choose_device
 from fedfill.errors import FedfillError, checked, did_you_mean
 from fedfill.loop import Prepared, execute
 from fedfill.preparation import PYTHON, divide, prepare
-from fedfill.runs.directory import RunDirectory, read_toml, write_atomically
+from fedfill.runs.directory import RunDirectory, read_toml, write_atomically, writing
 from fedfill.settings import Experiment
 
 log = logging.getLogger("fedfill")
@@ -186,7 +186,9 @@ def _serve(
     if not out.is_absolute():
         raise FedfillError(f"out: found '{out}'; allowed: an absolute path, or one that begins with ~")
     RunDirectory(out).check(prepared.digest)
-    _speak(config["log"] or out / "deployment" / "server.log")
+    place = Path(config["log"] or out / "deployment" / "server.log")
+    with writing(place):
+        _speak(place)
     if config["app"]:
         again = {"app": config["app"], "connection": config["connection"]}
         write_atomically(out / "deployment.toml", tomli_w.dumps(again).encode())

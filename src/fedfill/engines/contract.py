@@ -222,10 +222,14 @@ class Engine(Protocol):
         workers: How many clients it runs at a time.
         evaluation: What the evaluation on the clients' own test splits releases about these; None in a simulation, whose
             evaluation is an observer's and no part of the federation.
+        evaluated: Clients whose scores left them at the last evaluation, or may have; none in a simulation.
+        origin: Names a run from its beginning on, over all resumes, to hosts that keep clients' states; empty in a simulation.
     """
 
     workers: int
     evaluation: Release | None
+    evaluated: Sequence[int]
+    origin: str
 
     def call(self, handler: str, messages: Mapping[int, Message], t: int, average: Average | None = None) -> Answers:
         """Run the handler of this name on every client that has a message, in round `t`."""

@@ -14,8 +14,8 @@ import inspect
 import logging
 import secrets
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -37,7 +37,7 @@ from fedfill.engines.host import Host, make_resident
 from fedfill.errors import FedfillError
 from fedfill.privacy.ledger import Release, unbounded
 from fedfill.runs.directory import write_atomically
-from fedfill.training.evaluation import Evaluation, score_all, shares
+from fedfill.training.evaluation import Evaluation, divergence, score_all, shares
 from fedfill.training.local import Resident
 from fedfill.tree import Record, Tree, Weights
 
@@ -64,7 +64,15 @@ AGAIN = 60.0
 """Seconds until a refused node is asked again: its people may have mended it, or the node in its place has gone."""
 APP_ERRORS = (1, 2)
 """Flower's codes for a host's program that can't be loaded or raises; the others are about nodes and the wire."""
+GONE = {
+    3: "the message, or the reply to it, is no longer there",
+    4: "the reply is no longer there",
+    5: "its node is gone, and a reply may lie with it",
+}
+"""Flower's codes behind which a reply may be that nobody has read, in words that also hold of one that came too late."""
 STYPE = "fedfill.safetensors"
+STRUCTURE = 2**22
+"""Bytes of a message's structure at the most: some twenty thousand tensors, or half a million numbers outside of tensors."""
 
 DTYPES = {torch.float64, torch.float32, torch.float16, torch.bfloat16}
 DTYPES |= {torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool}
@@ -78,6 +86,14 @@ UNREAD = (("a reply that could not be read", unbounded("it may have been seen on
 
 class Unread(Lost):
     """A reply that may have left its host, and been seen by others, without having been read here."""
+
+
+class Mistaken(Lost):
+    """A refusal of a message that was meant for another client, or another experiment's."""
+
+
+class _NotForMe(ValueError):
+    """The same on the host's side."""
 
 
 # What crosses
@@ -136,6 +152,7 @@ class Answer(Record):
         releases: What the reply gives away, by field.
         fit_seconds: Seconds in local training.
         train_samples: Samples passed through local training.
+        mistaken: Whether the error is that the message was for another client or experiment.
     """
 
     reply: Message | None = None
@@ -143,6 +160,7 @@ class Answer(Record):
     releases: tuple[tuple[str, Release], ...] = ()
     fit_seconds: float = 0.0
     train_samples: int = 0
+    mistaken: bool = False
 
 
 def pack(body: Array, **words: str | int) -> RecordDict:
@@ -186,9 +204,11 @@ def unpack(content: RecordDict, limit: int) -> tuple[Tree, dict[str, Any]]:
     if len(body.data) > limit:
         raise ValueError(f"oversized message: {len(body.data):,} bytes, and max-message-bytes is {limit:,}")
     try:
-        value = tree.from_bytes(body.data)
+        value = tree.from_bytes(body.data, STRUCTURE)
     except Exception as broken:  # a record's own check may raise anything
         raise ValueError(f"malformed message: {broken}") from broken
+    if tree.size(value) > limit:  # one tensor may stand in many places
+        raise ValueError(f"oversized message: {tree.size(value):,} bytes unpacked, and max-message-bytes is {limit:,}")
     strange = {tensor.dtype for tensor in tree.tensors(value)} - DTYPES
     if strange:
         raise ValueError(f"malformed message: it holds tensors of the type {strange.pop()}")
@@ -263,6 +283,7 @@ class FlowerEngine:
         else:
             scores = f"accuracy on {splits}"
         self.evaluation = unbounded(scores) if own else None
+        self.evaluated: Sequence[int] = ()
         if not len(test) and not evaluate_clients:
             raise FedfillError(
                 "client_test: found 0 on a server without a test set; allowed: more than 0, or a test-data"
@@ -283,6 +304,7 @@ class FlowerEngine:
         self._told: set[tuple[int, str]] = set()
         self._asked: dict[str, tuple[int, float]] = {}  # hello -> node, and when
         self._begun: int | None = None
+        self.origin = secrets.token_hex(8)
         self._preparations = program.preparations()
         self._tested = False
         self._gather(wait, enough)
@@ -312,7 +334,7 @@ class FlowerEngine:
         words = self._words(t)
         contents = {i: pack(bodies[id(message)], **words, client=i) for i, message in messages.items()}
         replies = self._ask(f"train.{handler}", contents, self._seconds)
-        return Answers({i: self._outcome(replies[i], f"train.{handler}") for i in messages})
+        return Answers(self._outcomes({i: replies[i] for i in messages}, f"train.{handler}"))
 
     def evaluate(self, weights: Weights, t: int) -> Evaluation:
         """Score weights on the server's test set and on the hosts' own splits.
@@ -327,16 +349,7 @@ class FlowerEngine:
         Raises:
             FedfillError: Where there is nothing to score on.
         """
-        scores: dict[int, Scores] = {}
-        if self.evaluation is not None:
-            body = encode(Evaluate(weights))
-            contents = {i: pack(body, **self._words(t), client=i) for i in self._nodes}
-            for i, reply in self._ask(EVALUATE, contents, self._seconds).items():
-                outcome = self._outcome(reply, EVALUATE)
-                if outcome.error is None and self._plausible(outcome.reply):
-                    scores[i] = outcome.reply  # type: ignore[assignment]
-                else:
-                    log.warning("client %d gave no scores: %s", i, outcome.error)
+        scores, diverged = self._scores(weights, t) if self.evaluation is not None else ({}, None)
         by_client = [
             sum(scores[i].correct) / sum(scores[i].samples) if i in scores and any(scores[i].samples) else None
             for i in range(self._clients)
@@ -354,6 +367,8 @@ class FlowerEngine:
             return Evaluation(accuracy, loss, by_class, by_client, held)
         hits = [sum(s.correct[c] for s in scores.values()) for c in range(self._classes)]
         sizes = [sum(s.samples[c] for s in scores.values()) for c in range(self._classes)]
+        if not sum(sizes) and diverged is not None:
+            raise divergence(t, diverged)
         if not sum(sizes):
             raise FedfillError(
                 f"clients: after round {t + 1} no host gave scores on its own test split, and there is no other test set to score on; "
@@ -362,6 +377,25 @@ class FlowerEngine:
         by_class = [hit / size if size else None for hit, size in zip(hits, sizes, strict=True)]
         loss = sum(s.loss for s in scores.values()) / sum(sizes)
         return Evaluation(sum(hits) / sum(sizes), loss, by_class, by_client, held)
+
+    def _scores(self, weights: Weights, t: int) -> tuple[dict[int, Scores], float | None]:
+        """What the hosts' scores are, and a loss that is none in scores that are plausible otherwise."""
+        scores: dict[int, Scores] = {}
+        diverged = None
+        body = encode(Evaluate(weights))
+        self._greet()  # who has come since is asked too
+        contents = {i: pack(body, **self._words(t), client=i) for i in self._nodes}
+        outcomes = self._outcomes(self._ask(EVALUATE, contents, self._seconds), EVALUATE)
+        self.evaluated = [i for i, outcome in outcomes.items() if outcome.reply is not None or outcome.releases]
+        for i, outcome in outcomes.items():
+            told = outcome.reply
+            if isinstance(told, Scores) and self._plausible(told):
+                scores[i] = told
+                continue
+            log.warning("client %d gave no scores: %s", i, outcome.error or "its scores make no sense")
+            if isinstance(told, Scores) and not told.loss <= HEAVIEST and self._plausible(replace(told, loss=0.0)):
+                diverged = told.loss
+        return scores, diverged
 
     def states(self) -> dict[int, Tree]:
         """Nothing: states lie with the hosts, each with the one from before the round that is under way."""
@@ -381,22 +415,32 @@ class FlowerEngine:
         """What stands beside each message of a round: hosts find by it the state that the server means."""
         t += self._preparations  # on the wire the steps before the first round count as rounds
         self._begun = t if self._begun is None else self._begun
-        return {"digest": self._digest, "round": t, "begun": self._begun}
+        return {"digest": self._digest, "round": t, "begun": self._begun, "origin": self.origin}
 
-    def _plausible(self, scores: Any) -> bool:
+    def _plausible(self, scores: Scores) -> bool:
         return (
-            isinstance(scores, Scores)
-            and len(scores.correct) == len(scores.samples) == self._classes
+            len(scores.correct) == len(scores.samples) == self._classes
             and all(0 <= hit <= size <= HEAVIEST for hit, size in zip(scores.correct, scores.samples, strict=True))
             and 0 <= scores.loss <= HEAVIEST
             and 0 <= scores.validated <= scores.validation <= HEAVIEST
         )
 
+    def _outcomes(self, replies: Mapping[int, Envelope | Lost], action: str) -> dict[int, Outcome]:
+        """What came of the messages to clients; a node that turns out to be another client is asked anew who it is."""
+        outcomes = {i: self._outcome(reply, action) for i, reply in replies.items()}
+        for i, outcome in outcomes.items():
+            if isinstance(outcome.error, Mistaken):
+                self._nodes.pop(i, None)
+        return outcomes
+
     def _outcome(self, reply: Envelope | Lost, action: str) -> Outcome:
         if isinstance(reply, Lost):
             return Outcome(error=reply, releases=UNREAD if isinstance(reply, Unread) else ())
         if reply.has_error():
-            return Outcome(error=Lost(f"Flower error {reply.error.code}: {_line(reply.error.reason)}"))
+            code = reply.error.code
+            if code in GONE:
+                return Outcome(error=Unread(f"Flower error {code}: {GONE[code]}"), releases=UNREAD)
+            return Outcome(error=Lost(f"Flower error {code}: {_line(reply.error.reason)}"))
         try:
             answer = unpack(reply.content, self._limit)[0]
             tree.validated(answer, Answer)
@@ -409,7 +453,9 @@ class FlowerEngine:
                 releases = tuple(releases_of(answer.reply, {k: v for k, v in told.items() if k in known}))
                 value = tree.to(answer.reply, self._device)
         except Exception as broken:  # whatever bytes from elsewhere may bring about is their sender's loss alone
-            return Outcome(error=Lost(_line(str(broken))), releases=UNREAD)
+            return Outcome(error=Unread(_line(str(broken))), releases=UNREAD)
+        if answer.mistaken:
+            return Outcome(error=Mistaken(_line(answer.error)))
         if answer.reply is None:
             return Outcome(error=Lost(_line(answer.error) or "the host gave neither a reply nor an error"))
         seconds = answer.fit_seconds if 0 <= answer.fit_seconds <= self._seconds else 0.0
@@ -493,7 +539,8 @@ class FlowerEngine:
     ) -> dict[int, Envelope | Lost]:
         """Send to nodes and wait for the replies; Flower's own wait would look every three seconds only."""
         keys = list(contents)
-        envelopes = [Envelope(contents[k][1], contents[k][0], action, ttl=seconds) for k in keys]
+        # it is Flower that forgets a late reply, and not before this server has given it up
+        envelopes = [Envelope(contents[k][1], contents[k][0], action, ttl=seconds + GRACE) for k in keys]
         ids = list(self._grid.push_messages(envelopes))
         waiting = {name: k for name, k in zip(ids, keys, strict=False) if name}
         replies: dict[int, Envelope | Lost] = {}
@@ -576,12 +623,14 @@ class Kept(Record):
         round: The last round in which a handler ran; the steps before the first round count as rounds here.
         before: The state as that round found it.
         now: The state since.
+        origin: Names what that run began, or went on with: a Flower run is a new one at each resume.
     """
 
     run: str
     round: int
     before: Tree
     now: Tree
+    origin: str = ""
 
 
 def client_app(program: Any, arrive: Callable[[Context], Site]) -> ClientApp:
@@ -610,12 +659,12 @@ def client_app(program: Any, arrive: Callable[[Context], Site]) -> ClientApp:
                 office = office_for(context)
                 value, words = unpack(message.content, office.site.limit)
                 if words.get("digest") != office.site.digest and name != HELLO:
-                    raise ValueError("the message is another experiment's")
+                    raise _NotForMe("the message is another experiment's")
                 answer = serve(office, value, {**words, "run": str(context.run_id)})
             # SystemExit too: without a reply Flower waits for a minute
             except (ValueError, OSError, FedfillError, SystemExit) as refused:
                 log.warning("refused '%s': %s", name, _line(str(refused)))
-                answer = Answer(error=_line(str(refused)))
+                answer = Answer(error=_line(str(refused)), mistaken=isinstance(refused, _NotForMe))
             return Envelope(pack(encode(answer)), reply_to=message)
 
         return act
@@ -692,15 +741,14 @@ def _key(path: Path, digest: str) -> bytes:
 def _run(handler: str, kind: Any, office: _Office, message: Tree, words: dict[str, Any]) -> Answer:
     """Run a handler and commit the state, on disk, before the reply is sent."""
     site = office.site
-    if words.get("client") != site.client:
-        raise ValueError(f"the message is for client {words.get('client')!r}, and this is client {site.client}")
+    _check_client(site, words)
     t = _round(words)
     tree.validated(message, kind)
     message = tree.to(message, site.device)
     office.path.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(office.path.with_suffix(".lock")):
         kept, run = office.kept(), words["run"]
-        state, before = _stored(kept, run, t, words.get("begun"))
+        state, before = _stored(kept, run, t, words.get("begun"), words.get("origin"))
         anew = kept is not None and kept.run != run
         state = tree.to(state, site.device)
         outcome, new = office.host.serve(
@@ -711,12 +759,19 @@ def _run(handler: str, kind: Any, office: _Office, message: Tree, words: dict[st
         if outcome.error is not None:
             log.warning("'%s' failed", handler, exc_info=outcome.error)
         if outcome.error is None or anew:
-            write_atomically(office.path, tree.to_bytes(Kept(run, t, before, new or state)), mode=0o600)
+            write_atomically(
+                office.path, tree.to_bytes(Kept(run, t, before, new or state, words["origin"])), mode=0o600
+            )
     if outcome.error is not None:
         error = outcome.error
         text = str(error) if isinstance(error, Lost | FedfillError) else f"{type(error).__name__}: {error}"
         return Answer(error=_line(text), fit_seconds=outcome.fit_seconds, train_samples=outcome.train_samples)
     return Answer(outcome.reply, None, outcome.releases, outcome.fit_seconds, outcome.train_samples)
+
+
+def _check_client(site: Site, words: dict[str, Any]) -> None:
+    if words.get("client") != site.client:
+        raise _NotForMe(f"the message is for client {words.get('client')!r}, and this is client {site.client}")
 
 
 def _round(words: dict[str, Any]) -> int:
@@ -726,14 +781,17 @@ def _round(words: dict[str, Any]) -> int:
     return t
 
 
-def _stored(kept: Kept | None, run: str, t: int, begun: Any) -> tuple[Tree, Tree]:
+def _stored(kept: Kept | None, run: str, t: int, begun: Any, origin: Any) -> tuple[Tree, Tree]:
     """The state to go on with in round `t` of a server's run that began with round `begun`, and the one that `t` began with.
 
-    A server that was killed begins its last round anew, and so does the client, whether or not it is called in it again.
+    A server that was killed begins its last round anew, and so does the client, whether or not it is called in it again. What
+    is left of the same experiment in another run directory is another origin's, and no state of this one.
     """
+    if not isinstance(origin, str):
+        raise ValueError(f"malformed message: origin {origin!r}")
     if not isinstance(begun, int) or not 0 <= begun <= t:
         raise ValueError(f"malformed message: begun {begun!r}")
-    if kept is None or (kept.run != run and not begun):
+    if kept is None or kept.origin != origin or (kept.run != run and not begun):
         return None, None
     if kept.run != run and kept.round == begun:
         return kept.before, kept.before
@@ -754,10 +812,11 @@ def _score(office: _Office, message: Tree, words: dict[str, Any]) -> Answer:
     """Score weights on the host's own splits, or the client's own model, which never leaves it."""
     tree.validated(message, Evaluate)
     site = office.site
+    _check_client(site, words)
     own, held = site.data.test.to(site.device), site.data.validation.to(site.device)
     weights = tree.to(message.weights, site.device)
     if site.program.personal:
-        state, _ = _stored(office.kept(), words["run"], _round(words), words.get("begun"))
+        state, _ = _stored(office.kept(), words["run"], _round(words), words.get("begun"), words.get("origin"))
         weights = site.program.personal_weights(tree.to(state or {}, site.device), weights)
     office.resident.load(weights)
     correct = [0] * site.classes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
@@ -84,6 +84,8 @@ class LocalEngine:
     ) -> None:
         self.device = device
         self.evaluation: Release | None = None
+        self.evaluated: Sequence[int] = ()
+        self.origin = ""
         self.workers = workers or (processors() if device.type == "cpu" else 1)
         # one torch thread for each worker: faster than threads inside operations, and the same bits for any number
         self._threads_before = torch.get_num_threads()

@@ -217,6 +217,8 @@ class RayEngine:
         if gpus_per_worker > 1 and gpus_per_worker % 1:
             raise FedfillError(f"gpus_per_worker: found {gpus_per_worker}; allowed: a share up to 1, or a whole number")
         self.evaluation: Release | None = None
+        self.evaluated: Sequence[int] = ()
+        self.origin = ""
         self._program = program
         self._device = device
         self._timeout = timeout

@@ -23,6 +23,9 @@ BOUNDS = ("none", "sigmoid", "clip")
 """How latent codes can be bounded; without a bound, no noise gives a guarantee."""
 
 _LITTLE_NOISE = 0.01
+_MANY_STEPS = 10**6
+_MANY_MECHANISMS = 100
+_COARSEST_GRID = 100.0  # dp-accounting takes its exponential
 _EXACT = (1e-6, 1e6)  # the range of mu in which the search for the exact epsilon keeps its digits
 
 
@@ -299,12 +302,17 @@ def replaced_epsilon(mu: float, sampled: tuple[tuple[float, float, int], ...], d
     sampled = tuple(item for item in sampled if item[0] >= _LITTLE_NOISE)
     if not sampled or not mu < _EXACT[1]:
         return epsilon(mu, delta)
+    _check_delta(delta)
+    interval = _interval(mu, sampled, delta)
+    many = sum(steps for _, _, steps in sampled) > _MANY_STEPS or len(sampled) > _MANY_MECHANISMS
+    if many or interval > _COARSEST_GRID:
+        # distributions would take for ever, and may come of what a host says of itself: without sampling here too
+        return epsilon(math.hypot(mu, *(gaussian_mu(2.0, noise, steps) for noise, _, steps in sampled)), delta)
     import dp_accounting
     from dp_accounting import pld
 
-    _check_delta(delta)
     accountant = pld.PLDAccountant(
-        dp_accounting.NeighboringRelation.REPLACE_ONE, value_discretization_interval=_interval(mu, sampled, delta)
+        dp_accounting.NeighboringRelation.REPLACE_ONE, value_discretization_interval=interval
     )
     for noise, probability, steps in sampled:
         accountant.compose(_sampled_event(noise, probability), steps)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +15,11 @@ from fedfill.tree import Record, Tree
 
 UNIT = "one record of one client"
 ADJACENCY = "replace one record by another of the same class; class sizes are taken as known"
+WORDS = 1000
+"""Characters of the words of a release at the most: they are kept in every checkpoint, and may come from elsewhere."""
+CONDITIONS = 20
+STEPS = 10**9
+MOST_NOISE = 1e9
 
 
 @dataclass(frozen=True)
@@ -22,10 +28,11 @@ class Release(Record):
 
     Attributes:
         mechanism: How the field was made, in plain words. Releases with the same words are booked together, so they
-            should name settings and not figures that change with every round or client.
+            should name settings and not figures that change with every round or client. At most `WORDS` characters.
         mu: Parameter of Gaussian differential privacy with respect to one record. 0: independent of this client's
             data, or made only from what others already hold. None: nothing bounds it.
-        conditions: Under which `mu` holds; where `mu` is None, under which `conditional_mu` would hold.
+        conditions: Under which `mu` holds; where `mu` is None, under which `conditional_mu` would hold. At most
+            `CONDITIONS`, each of at most `WORDS` characters.
         conditional_mu: Where `mu` is None, what the noise alone would cost if the conditions were met.
         sampled: What is released beside `mu` by a Gaussian mechanism on Poisson samples: noise multiplier with respect
             to the largest norm of one record's share, probability of a record, steps. None: nothing.
@@ -38,15 +45,39 @@ class Release(Record):
     sampled: tuple[float, float, int] | None = None
 
     def __post_init__(self) -> None:
-        """Refuse what is no mu, and write a mu without a bound as None."""
+        """Refuse what is no release, and write a mu without a bound as None; hosts' words arrive here unseen.
+
+        Raises:
+            ValueError: Where a figure is out of its range, or the words are too long.
+        """
         for name in ("mu", "conditional_mu"):
             value = getattr(self, name)
             if value is None:
                 continue
             if not value >= 0:
                 raise ValueError(f"{name} of a release is 0 or more, not {value}")
-            if value * value == math.inf:
+            if value > _LARGEST:
                 object.__setattr__(self, name, None)
+        if len(self.conditions) > CONDITIONS:
+            raise ValueError(f"a release has {CONDITIONS} conditions at the most, not {len(self.conditions)}")
+        if max(map(len, (self.mechanism, *self.conditions))) > WORDS:
+            raise ValueError(f"the words of a release have {WORDS} characters at the most")
+        if self.sampled is not None:
+            _check_sampled(*self.sampled)
+
+
+_LARGEST = math.sqrt(sys.float_info.max)  # of a mu whose square can be written down
+
+
+def _check_sampled(noise: float, probability: float, steps: int) -> None:
+    if not 0 < noise <= MOST_NOISE:
+        raise ValueError(
+            f"the noise multiplier of a release lies above 0 and is {MOST_NOISE:g} at the most, not {noise}"
+        )
+    if not 0 < probability <= 1:
+        raise ValueError(f"the probability of a release lies above 0 and is 1 at the most, not {probability}")
+    if not isinstance(steps, int) or not 1 <= steps <= STEPS:
+        raise ValueError(f"the steps of a release are a whole number from 1 to 10^9, not {str(steps)[:20]}")
 
 
 def public(why: str) -> Release:
@@ -125,6 +156,9 @@ def dpsgd(what: str, noise_multiplier: float, probability: float, steps: int, pr
 
     Returns:
         A release whose epsilon is that of all steps together.
+
+    Raises:
+        ValueError: Where noise, probability or steps are out of range.
     """
     words = promise or f"noise multiplier {noise_multiplier:g}"
     return Release(f"DP-SGD ({words}) behind {what}", 0.0, sampled=(noise_multiplier, probability, steps))

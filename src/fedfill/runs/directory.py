@@ -277,7 +277,7 @@ class RunDirectory:
             What was written.
 
         Raises:
-            FedfillError: Where it is damaged.
+            FedfillError: Where it can't be read, holds a record of a class that is not there, or is damaged.
         """
         path = self.path / "checkpoint" / "state.safetensors"
         if not path.exists():
@@ -286,7 +286,13 @@ class RunDirectory:
             state = tree.from_bytes(path.read_bytes())
             if not isinstance(state, dict):
                 raise ValueError(f"a {type(state).__name__} in place of a table")
-        except (ValueError, OSError) as error:
+        except OSError as error:
+            raise FedfillError(f"resume: can't read the checkpoint {path} ({error.strerror or error})") from error
+        except tree.UnknownKindError as error:
+            raise FedfillError(
+                f"resume: the checkpoint {path} can't be read without the code that wrote it ({error})"
+            ) from error
+        except ValueError as error:
             raise FedfillError(f"resume: the checkpoint {path} is damaged; start again in a new folder") from error
         return state
 

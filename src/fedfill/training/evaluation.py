@@ -13,6 +13,7 @@ from torch.nn import functional
 
 from fedfill.data.federation import Federation
 from fedfill.data.samples import Samples, normalise
+from fedfill.errors import FedfillError
 from fedfill.training.local import Resident
 
 CHUNK = 1000
@@ -148,6 +149,21 @@ class Evaluation:
     accuracy_by_class: list[float | None]
     accuracy_by_client: list[float | None]
     validation_by_client: list[float | None] = field(default_factory=list)
+
+
+def divergence(t: int, loss: float) -> FedfillError:
+    """What ends a run whose loss is no number any more.
+
+    Args:
+        t: The round that is over.
+        loss: On the test set.
+
+    Returns:
+        The error, to be raised.
+    """
+    return FedfillError(
+        f"training diverged: after round {t + 1} the loss on the test set is {loss}; try a smaller learning_rate"
+    )
 
 
 def gather(scored: Sequence[Scored], splits: Splits, classes: int) -> Evaluation:
