@@ -33,6 +33,7 @@ from fedfill.deployment import rehearsal
 from fedfill.deployment.app import PACKAGE, write_app
 from fedfill.deployment.processes import LocalFederation, local_federation
 from fedfill.engines.flower import Kept
+from fedfill.errors import FedfillError
 from fedfill.preparation import arrange
 from fedfill.runs.directory import RunDirectory
 
@@ -53,6 +54,21 @@ def states(path: Path) -> dict[int, Kept]:
 
 def records(path: Path) -> list[dict[str, Any]]:
     return RunDirectory(path).rounds()
+
+
+def test_a_run_that_ends_while_flower_is_asked_is_finished(tmp_path: Path) -> None:
+    directory = RunDirectory(tmp_path)
+    followed: list[int] = []
+
+    def failure() -> str:
+        directory.append_round({"round": 1})
+        directory.write("summary.json", b"{}")
+        return "the Flower run ended as 'finished:completed'"
+
+    rehearsal._follow(directory, 0, 1, lambda record, rounds: followed.append(record["round"]), failure)
+    assert followed == [1]
+    with pytest.raises(FedfillError, match="ended as"):
+        rehearsal._follow(RunDirectory(tmp_path / "none"), 0, 1, None, lambda: "the Flower run ended as 'x'")
 
 
 @pytest.mark.deploy

@@ -164,9 +164,10 @@ def _follow(
         if finished:
             return
         problem = failure()
-        if problem is not None:
+        if problem is None:
+            time.sleep(_TICK)
+        elif directory.summary() is None:  # it may have come while Flower was asked, which takes seconds
             raise FedfillError(problem)
-        time.sleep(_TICK)
 
 
 def _watch(federation: LocalFederation, run: int, error: Path) -> Callable[[], str | None]:
