@@ -199,7 +199,6 @@ def test_copies_of_images_without_a_label_are_unmasked_too(
     oracle.encoder, oracle.classifier = nn.Flatten(), nn.Linear(64, 3)
     found = assess(secret, replace(federation, clients=clients), oracle.eval(), "nobody", 0)
     assert found["nearest"]["share_below"] == 1
-    assert found["frechet"]["samples"] == 30
 
 
 # ---- slips

@@ -131,7 +131,7 @@ def assess(samples: Samples, federation: Federation, oracle: nn.Module, name: st
     """
     where = samples.labels.device
     pooled = federation.pooled().clients[0]
-    training = pooled.train + pooled.unlabelled  # generators are trained on both
+    training = pooled.train
     by_class, overall = recognised(oracle, samples, federation.classes)
     notes: list[str] = []
     frechet = None
@@ -152,7 +152,8 @@ def assess(samples: Samples, federation: Federation, oracle: nn.Module, name: st
             "synthetic": frechet_distance(made, real),
             "test": frechet_distance(test, real),
         }
-    near = nearness(samples.inputs, training.inputs.to(where), federation.test.inputs.to(where))
+    seen = training + pooled.unlabelled  # a generator may have copied either
+    near = nearness(samples.inputs, seen.inputs.to(where), federation.test.inputs.to(where))
     return {
         "samples": len(samples),
         "unlabelled": int((samples.labels < 0).sum()),

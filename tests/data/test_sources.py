@@ -717,3 +717,14 @@ def test_a_client_with_too_few_samples_has_an_empty_test_set() -> None:
 def test_bad_python_data(data: Any, sentence: str) -> None:
     with pytest.raises(FedfillError, match=sentence):
         from_python(data)
+
+
+def test_class_folders_with_a_stray_one_beside_them_say_why_they_are_no_data_set(tmp_path: Path) -> None:
+    for name in ("cat", "dog"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "a.png").write_bytes(png(GREY[0]))
+    (tmp_path / "runs").mkdir()
+    with pytest.raises(
+        FedfillError, match=r"'pets' is unknown; .* itself is no data set, as not each of its folders holds images$"
+    ):
+        load("pets", tmp_path)

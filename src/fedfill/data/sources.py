@@ -158,7 +158,10 @@ def _load(name: str, data_dir: str | None, setting: str, size: int | None) -> So
     if name in HUB:
         return _from_hub(name, size)
     local = [p.name for p in Path(data_dir).iterdir() if p.is_dir() or _is_table(p)] if data_dir is not None else []
-    raise FedfillError(f"data: '{name}' is unknown; {did_you_mean(name, {*NAMES, *local})}")
+    sentence = f"data: '{name}' is unknown; {did_you_mean(name, {*NAMES, *local})}"
+    if data_dir is not None and find_layout(Path(data_dir)) == "classes":
+        sentence += f"; '{data_dir}' itself is no data set, as not each of its folders holds images"
+    raise FedfillError(sentence)
 
 
 def from_python(data: Any, name: str = "python") -> Source | list[Source]:

@@ -791,6 +791,10 @@ def _stored(kept: Kept | None, run: str, t: int, begun: Any, origin: Any) -> tup
         raise ValueError(f"malformed message: origin {origin!r}")
     if not isinstance(begun, int) or not 0 <= begun <= t:
         raise ValueError(f"malformed message: begun {begun!r}")
+    if kept is not None and kept.origin != origin and begun:
+        log.warning(
+            "what lies here is another run's: this client goes on in round %d as one that never took part", t + 1
+        )
     if kept is None or kept.origin != origin or (kept.run != run and not begun):
         return None, None
     if kept.run != run and kept.round == begun:

@@ -22,9 +22,9 @@ from fedfill.errors import FedfillError, did_you_mean
 BOUNDS = ("none", "sigmoid", "clip")
 """How latent codes can be bounded; without a bound, no noise gives a guarantee."""
 
-_LITTLE_NOISE = 0.01
+_LITTLE_NOISE = 0.1
 _MANY_STEPS = 10**6
-_MANY_MECHANISMS = 100
+_MANY_MECHANISMS = 10
 _COARSEST_GRID = 100.0  # dp-accounting takes its exponential
 _EXACT = (1e-6, 1e6)  # the range of mu in which the search for the exact epsilon keeps its digits
 
@@ -325,17 +325,21 @@ def _interval(mu: float, sampled: tuple[tuple[float, float, int], ...], delta: f
     """The grid on which privacy losses are counted, which rounds epsilon up by some thousandths at the most.
 
     As fine as a tenth of a step's typical loss: on a coarser one the rounding of each step adds up, to twice epsilon where samples
-    are rare and steps many. And no finer than what epsilon needs, or the distributions outgrow memory where there is little
-    noise.
+    are rare and steps many. And no finer than what epsilon needs, or than a 200,000th of the range of a step's losses, or the
+    distributions outgrow memory where there is little noise.
     """
     spread = {item: item[1] * math.sqrt(math.expm1(min(item[0] ** -2, 60.0))) for item in sampled}
-    fine = min(min(_coarsest(item[0]), max(3e-5, 0.1 * loss)) for item, loss in spread.items())
+    fine = min(min(_coarsest(item[0]), max(_range(item[0]) / 2e5, 0.1 * loss)) for item, loss in spread.items())
     # a sum of many small losses is as Gaussian's: a guess at epsilon, which settles no more than the grid
     total = math.hypot(
         mu,
         *(min(loss * math.sqrt(steps), gaussian_mu(1.0, noise, steps)) for (noise, _, steps), loss in spread.items()),
     )
     return max(fine, epsilon(total, delta) / 4e6)
+
+
+def _range(noise: float) -> float:
+    return 0.5 / noise**2 + 6 / noise
 
 
 def _coarsest(noise: float) -> float:
