@@ -322,7 +322,7 @@ def replaced_epsilon(mu: float, sampled: tuple[tuple[float, float, int], ...], d
 
 
 def _interval(mu: float, sampled: tuple[tuple[float, float, int], ...], delta: float) -> float:
-    """The grid on which privacy losses are counted, which rounds epsilon up by some thousandths at the most.
+    """The grid on which privacy losses are counted, which rounds epsilon up by a hundredth at the most.
 
     As fine as a tenth of a step's typical loss: on a coarser one the rounding of each step adds up, to twice epsilon where samples
     are rare and steps many. And no finer than what epsilon needs, or than a 200,000th of the range of a step's losses, or the
