@@ -32,7 +32,7 @@ from fedfill.data.hosts import Task, save_host
 from fedfill.deployment import rehearsal
 from fedfill.deployment.app import PACKAGE, write_app
 from fedfill.deployment.processes import LocalFederation, local_federation
-from fedfill.engines.flower import Kept
+from fedfill.engines.flower_host import Kept
 from fedfill.errors import FedfillError
 from fedfill.preparation import arrange
 from fedfill.runs.directory import RunDirectory

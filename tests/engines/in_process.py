@@ -20,7 +20,8 @@ from torch import nn
 from fedfill import tree
 from fedfill.algorithms import Algorithm
 from fedfill.data.federation import Federation
-from fedfill.engines.flower import FlowerEngine, Kept, Site, client_app
+from fedfill.engines.flower import FlowerEngine
+from fedfill.engines.flower_host import Kept, Site, client_app
 from fedfill.tree import Tree, Weights
 
 TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1

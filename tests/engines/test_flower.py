@@ -25,20 +25,9 @@ from fedfill.algorithms.scaffold import Scaffold
 from fedfill.algorithms.sdafl import SDAFL
 from fedfill.data.samples import Samples
 from fedfill.engines.contract import Client, Server, State, client_handler
-from fedfill.engines.flower import (
-    EVALUATE,
-    GRACE,
-    HELLO,
-    Answer,
-    FlowerEngine,
-    Hello,
-    Kept,
-    Scores,
-    _stored,
-    encode,
-    pack,
-    unpack,
-)
+from fedfill.engines.flower import GRACE, FlowerEngine
+from fedfill.engines.flower_host import Kept, _stored
+from fedfill.engines.flower_messages import EVALUATE, HELLO, Answer, Hello, Scores, encode, pack, unpack
 from fedfill.engines.host import make_resident
 from fedfill.engines.local import LocalEngine
 from fedfill.errors import FedfillError

@@ -19,7 +19,7 @@ from fedfill import __version__
 from fedfill.algorithms import Algorithm
 from fedfill.data.federation import ClientData
 from fedfill.data.hosts import Task, load_host
-from fedfill.engines import flower
+from fedfill.engines import flower, flower_host
 from fedfill.engines.contract import Engine
 from fedfill.engines.local import choose_device
 from fedfill.errors import FedfillError, checked, did_you_mean
@@ -88,7 +88,7 @@ def server_app(
 
 def client_app(
     folder: Path, *, model: nn.Module | None = None, algorithm: type[Algorithm] | None = None
-) -> flower.ClientApp:
+) -> flower_host.ClientApp:
     """A host's program of an app.
 
     Args:
@@ -101,7 +101,7 @@ def client_app(
     """
     _speak()
     prepared = read_app(folder, model=model, algorithm=algorithm)
-    return flower.client_app(prepared.algorithm, lambda context: _site(prepared, read_task(folder), context))
+    return flower_host.client_app(prepared.algorithm, lambda context: _site(prepared, read_task(folder), context))
 
 
 def read_app(
@@ -225,7 +225,7 @@ def _serve(
     log.info("finished: accuracy %.4f; the run lies in %s", result.summary["accuracy"], result.directory)
 
 
-def _site(prepared: Prepared, task: Task, context: flower.Context) -> flower.Site:
+def _site(prepared: Prepared, task: Task, context: flower.Context) -> flower_host.Site:
     config = _given(context.node_config, HOST, "node-config")
     experiment = prepared.experiment
     client, rehearsed = config["client"], config["partition-id"] >= 0
@@ -252,7 +252,7 @@ def _site(prepared: Prepared, task: Task, context: flower.Context) -> flower.Sit
         _speak(folder / "fedfill.log")
     except OSError as error:
         raise FedfillError(f"state-dir: can't write to {folder} ({error.strerror}); name another folder") from error
-    return flower.Site(
+    return flower_host.Site(
         client=client,
         data=data,
         program=prepared.algorithm,

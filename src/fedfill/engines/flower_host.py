@@ -1,0 +1,300 @@
+"""The host's side of a Flower federation: a ClientApp that runs the handlers on the data that the host names itself."""
+
+from __future__ import annotations
+
+import functools
+import hmac
+import logging
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from filelock import FileLock
+from flwr.app import Context
+from flwr.app import Message as Envelope
+from flwr.clientapp import ClientApp
+from torch import nn
+
+from fedfill import tree
+from fedfill.data.federation import ClientData
+from fedfill.data.samples import Samples
+from fedfill.engines.exchange import Lost
+from fedfill.engines.flower_messages import (
+    EVALUATE,
+    HELLO,
+    PATIENCE,
+    PROTOCOL,
+    Answer,
+    Evaluate,
+    Hello,
+    Scores,
+    encode,
+    first_line,
+    handlers_of,
+    pack,
+    unpack,
+)
+from fedfill.engines.host import Host, make_resident
+from fedfill.errors import FedfillError
+from fedfill.runs.directory import write_atomically
+from fedfill.training.evaluation import score_all
+from fedfill.training.local import Resident
+from fedfill.tree import Record, Tree, Weights
+
+__all__ = ["ClientApp", "Context", "Site", "client_app"]
+
+log = logging.getLogger("fedfill")
+
+
+class _NotForMe(ValueError):
+    """A message for another client, or another experiment's."""
+
+
+@dataclass(frozen=True)
+class Site:
+    """What a host brings.
+
+    Attributes:
+        client: Its number.
+        data: Its samples.
+        program: The algorithm.
+        template: The model.
+        initial: The experiment's initial weights.
+        classes: Number of classes of the task.
+        seed: Of the experiment.
+        digest: Of the experiment.
+        device: Where data and models live.
+        folder: Where its state lies.
+        timeout: Seconds for one call, or None.
+        secret: Whether noise comes from a key that only this host has, and not from the seed.
+        limit: Bytes of a message at the most.
+    """
+
+    client: int
+    data: ClientData
+    program: Any
+    template: nn.Module
+    initial: Weights
+    classes: int
+    seed: int
+    digest: str
+    device: torch.device
+    folder: Path
+    timeout: float | None
+    secret: bool
+    limit: int
+
+
+@dataclass(frozen=True)
+class Kept(Record):
+    """A client's state on its host's disk.
+
+    Attributes:
+        run: The Flower run that wrote it last.
+        round: The last round in which a handler ran; the steps before the first round count as rounds here.
+        before: The state as that round found it.
+        now: The state since.
+        origin: Names what that run began, or went on with: a Flower run is a new one at each resume.
+    """
+
+    run: str
+    round: int
+    before: Tree
+    now: Tree
+    origin: str = ""
+
+
+def client_app(program: Any, arrive: Callable[[Context], Site]) -> ClientApp:
+    """A ClientApp with one named action for each handler of an algorithm.
+
+    Args:
+        program: The algorithm.
+        arrive: Makes the host's part from Flower's context; called at the first message of a process.
+
+    Returns:
+        The app.
+    """
+    app = ClientApp()
+    offices: dict[tuple[int, int], _Office] = {}  # one at a time: a host's process serves one node of one run
+
+    def office_for(context: Context) -> _Office:
+        key = (context.run_id, context.node_id)
+        if key not in offices:
+            offices.clear()
+            offices[key] = _Office(arrive(context))
+        return offices[key]
+
+    def action(serve: Callable[[_Office, Tree, dict[str, Any]], Answer], name: str) -> Callable[..., Envelope]:
+        def act(message: Envelope, context: Context) -> Envelope:
+            try:
+                office = office_for(context)
+                value, words = unpack(message.content, office.site.limit)
+                if words.get("digest") != office.site.digest and name != HELLO:
+                    raise _NotForMe("the message is another experiment's")
+                answer = serve(office, value, {**words, "run": str(context.run_id)})
+            # SystemExit too: without a reply Flower waits for a minute
+            except (ValueError, OSError, FedfillError, SystemExit) as refused:
+                log.warning("refused '%s': %s", name, first_line(str(refused)))
+                answer = Answer(error=first_line(str(refused)), mistaken=isinstance(refused, _NotForMe))
+            return Envelope(pack(encode(answer)), reply_to=message)
+
+        return act
+
+    for handler, (kind, _) in handlers_of(program).items():
+        app.train(handler)(action(functools.partial(_run, handler, kind), f"train.{handler}"))
+    app.query("hello")(action(_say_hello, HELLO))
+    app.query("evaluate")(action(_score, EVALUATE))
+    return app
+
+
+class _Office:
+    """A host's part, for as long as its process lives: mostly for one message. What is not asked for is not made."""
+
+    def __init__(self, site: Site) -> None:
+        torch.set_num_threads(1)
+        self.site = site
+
+    @functools.cached_property
+    def resident(self) -> Resident:
+        """The host's model."""
+        return make_resident(self.site.template, self.site.device)
+
+    @functools.cached_property
+    def train(self) -> Samples:
+        """Its labelled training samples."""
+        return self.site.data.train.to(self.site.device)
+
+    @functools.cached_property
+    def unlabelled(self) -> Samples:
+        """Its samples without labels."""
+        return self.site.data.unlabelled.to(self.site.device)
+
+    @functools.cached_property
+    def host(self) -> Host:
+        """Runs its handlers."""
+        site = self.site
+        return Host(
+            site.program, classes=site.classes, initial=site.initial, seed=site.seed, device=site.device,
+            timeout=PATIENCE if site.timeout is None else site.timeout,
+            secret=_key(site.folder / "noise.key", site.digest) if site.secret else None,
+        )  # fmt: skip
+
+    @property
+    def path(self) -> Path:
+        return self.site.folder / f"client-{self.site.client}-{self.site.digest}.safetensors"
+
+    def kept(self) -> Kept | None:
+        """The state on disk, or None."""
+        if not self.path.exists():
+            return None
+        try:
+            kept = tree.from_bytes(self.path.read_bytes())
+            tree.validated(kept, Kept)
+        except (OSError, ValueError) as damaged:
+            raise FedfillError(f"state-dir: {self.path} can't be read ({first_line(str(damaged))})") from damaged
+        return kept  # type: ignore[no-any-return]
+
+
+def _key(path: Path, digest: str) -> bytes:
+    """The host's key for its noise in one experiment, from its own, which is made at first use; nobody else may ever read it."""
+    if not path.exists():
+        write_atomically(path, secrets.token_bytes(32), mode=0o600)
+    return hmac.digest(path.read_bytes(), digest.encode(), "sha256")
+
+
+def _run(handler: str, kind: Any, office: _Office, message: Tree, words: dict[str, Any]) -> Answer:
+    """Run a handler and commit the state, on disk, before the reply is sent."""
+    site = office.site
+    _check_client(site, words)
+    t = _round(words)
+    tree.validated(message, kind)
+    message = tree.to(message, site.device)
+    office.path.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(office.path.with_suffix(".lock")):
+        kept, run = office.kept(), words["run"]
+        state, before = _stored(kept, run, t, words.get("begun"), words.get("origin"))
+        anew = kept is not None and kept.run != run
+        state = tree.to(state, site.device)
+        outcome, new = office.host.serve(
+            office.resident, handler, site.client, office.train, office.unlabelled, state, message,
+            t - site.program.preparations(),
+        )  # fmt: skip
+        office.host.check(handler)
+        if outcome.error is not None:
+            log.warning("'%s' failed", handler, exc_info=outcome.error)
+        if outcome.error is None or anew:
+            write_atomically(
+                office.path, tree.to_bytes(Kept(run, t, before, new or state, words["origin"])), mode=0o600
+            )
+    if outcome.error is not None:
+        error = outcome.error
+        text = str(error) if isinstance(error, Lost | FedfillError) else f"{type(error).__name__}: {error}"
+        return Answer(error=first_line(text), fit_seconds=outcome.fit_seconds, train_samples=outcome.train_samples)
+    return Answer(outcome.reply, None, outcome.releases, outcome.fit_seconds, outcome.train_samples)
+
+
+def _check_client(site: Site, words: dict[str, Any]) -> None:
+    if words.get("client") != site.client:
+        raise _NotForMe(f"the message is for client {words.get('client')!r}, and this is client {site.client}")
+
+
+def _round(words: dict[str, Any]) -> int:
+    t = words.get("round")
+    if not isinstance(t, int) or t < 0:
+        raise ValueError(f"malformed message: round {t!r}")
+    return t
+
+
+def _stored(kept: Kept | None, run: str, t: int, begun: Any, origin: Any) -> tuple[Tree, Tree]:
+    """The state to go on with in round `t` of a server's run that began with round `begun`, and the one that `t` began with.
+
+    A server that was killed begins its last round anew, and so does the client, whether or not it is called in it again. What
+    is left of the same experiment in another run directory is another origin's, and no state of this one.
+    """
+    if not isinstance(origin, str):
+        raise ValueError(f"malformed message: origin {origin!r}")
+    if not isinstance(begun, int) or not 0 <= begun <= t:
+        raise ValueError(f"malformed message: begun {begun!r}")
+    if kept is not None and kept.origin != origin and begun:
+        log.warning(
+            "what lies here is another run's: this client goes on in round %d as one that never took part", t + 1
+        )
+    if kept is None or kept.origin != origin or (kept.run != run and not begun):
+        return None, None
+    if kept.run != run and kept.round == begun:
+        return kept.before, kept.before
+    if kept.round > (t if kept.run == run else begun):
+        raise ValueError(
+            f"the server asks for round {t + 1}, and this client has been in round {kept.round + 1}; "
+            "what it had before is gone"
+        )
+    return kept.now, kept.before if kept.run == run and kept.round == t else kept.now
+
+
+def _say_hello(office: _Office, message: Tree, words: dict[str, Any]) -> Answer:
+    """Say who this is."""
+    return Answer(Hello(office.site.client, PROTOCOL, office.site.digest, len(office.site.data.test) > 0))
+
+
+def _score(office: _Office, message: Tree, words: dict[str, Any]) -> Answer:
+    """Score weights on the host's own splits, or the client's own model, which never leaves it."""
+    tree.validated(message, Evaluate)
+    site = office.site
+    _check_client(site, words)
+    own, held = site.data.test.to(site.device), site.data.validation.to(site.device)
+    weights = tree.to(message.weights, site.device)
+    if site.program.personal:
+        state, _ = _stored(office.kept(), words["run"], _round(words), words.get("begun"), words.get("origin"))
+        weights = site.program.personal_weights(tree.to(state or {}, site.device), weights)
+    office.resident.load(weights)
+    correct = [0] * site.classes
+    loss = 0.0
+    if len(own):
+        scored = score_all(office.resident, own)
+        correct = torch.bincount(own.labels, weights=scored.correct.double(), minlength=site.classes).long().tolist()
+        loss = float(scored.losses.double().sum())
+    validated = int(score_all(office.resident, held).correct.sum())
+    return Answer(Scores(correct, own.counts(site.classes), loss, validated, len(held)))
