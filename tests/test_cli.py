@@ -228,6 +228,12 @@ def test_typers_own_complaints(words: list[str]) -> None:
     assert "Traceback" not in result.stderr
 
 
+def test_none_is_what_is_there_without_the_setting() -> None:
+    for name, words in (("plain", []), ("none", ["--domain-fractions", "none", "--set", "model.weights=none"])):
+        assert fedfill_("run", "fedavg", *TINY, "--out", name, *words).exit_code == 0
+    assert Path("plain/experiment.toml").read_text() == Path("none/experiment.toml").read_text()
+
+
 @pytest.mark.parametrize("rate", ["1e30", "1e300"])
 def test_divergence_is_a_sentence(rate: str) -> None:
     words = ["run", "fedavg", *TINY, "--rounds", "3", "--out", "run", "--set", f"learning_rate={rate}", "--set", "optimizer=sgd"]  # fmt: skip

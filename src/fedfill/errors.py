@@ -56,6 +56,9 @@ def checked(kind: type[B], values: Mapping[str, Any], what: str = "setting") -> 
         name: str(value) if isinstance(value, bool) and kind.model_fields[name].annotation is not bool else value
         for name, value in values.items()
     }
+    for name, value in given.items():  # pydantic would take it for a text like any other
+        if kind.model_fields[name].annotation == (str | None) and str(value).lower() == "none":
+            given[name] = None
     try:
         return kind(**given)
     except ValidationError as error:
