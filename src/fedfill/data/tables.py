@@ -6,6 +6,7 @@ first, then each column of words as one input per word that the training table h
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,9 @@ from fedfill.errors import FedfillError
 LABEL = "label"
 MOST_WORDS = 1000
 """The most different words of one column; more are names or dates, not categories."""
+
+LARGEST = 1e100
+"""The largest size of a number: the squares of larger ones have no place in a float."""
 
 
 def find_tables(place: Path) -> tuple[Path, Path | None] | None:
@@ -166,10 +170,12 @@ def _read(file: Path, texts: Sequence[str] = ()) -> Any:
     table = table.drop_columns([name for name in table.column_names if name.startswith("__index_level_")])
     if len(set(table.column_names)) < len(table.column_names):
         raise FedfillError(f"data: '{file}' has two columns of one name")
-    if "" in table.column_names:
+    # pandas calls a column without a name so when it reads it
+    if nameless := [name for name in table.column_names if name == "" or re.fullmatch(r"Unnamed: \d+", name)]:
+        called = f", '{nameless[0]}'," if nameless[0] else ","
         raise FedfillError(
-            f"data: '{file}' has a column without a name, as pandas writes its row numbers; write it with index=False, or "
-            "name it"
+            f"data: '{file}' has a column without a name{called} as pandas writes its row numbers; write it with index=False, "
+            "or name it"
         )
     return table
 
@@ -200,6 +206,10 @@ def _numbers(table: Any, name: str, file: Path) -> NDArray[np.float64]:
     values: NDArray[np.float64] = table.column(name).to_numpy().astype(np.float64)
     if not np.isfinite(values).all():
         raise FedfillError(f"data: column '{name}' of '{file}' holds NaN or infinite values")
+    if (largest := float(np.abs(values).max())) > LARGEST:
+        raise FedfillError(
+            f"data: column '{name}' of '{file}' holds a number of size {largest:.4g}; allowed: up to {LARGEST:.0g}"
+        )
     return values
 
 
