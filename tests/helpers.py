@@ -176,14 +176,18 @@ class Codes(torch.nn.Module):
 
 
 def scripted(
-    clients: int, weights: Weights, participation: float = 1.0, model: torch.nn.Module | None = None
+    clients: int,
+    weights: Weights,
+    participation: float = 1.0,
+    model: torch.nn.Module | None = None,
+    secret: bytes | None = None,
 ) -> tuple[Server, ScriptedEngine]:
     """A server in round 0 whose clients are scripted."""
     engine = ScriptedEngine()
     known = Codes() if model is None else model
     server = Server(
         engine, clients=clients, classes=CLASSES, rounds=10, participation=participation, seed=0, initial=weights,
-        resident=Scripted(known), sample=bars(1, [0], 0),
+        resident=Scripted(known), sample=bars(1, [0], 0), secret=secret,
     )  # fmt: skip
     server.state = State({"weights": weights})
     server.begin(0)

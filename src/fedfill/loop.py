@@ -187,7 +187,13 @@ def make_engine(prepared: Prepared, device: torch.device) -> Engine:
     )
 
 
-def execute(prepared: Prepared, path: Path, on_round: OnRound | None = None, connect: Connect = make_engine) -> Result:
+def execute(
+    prepared: Prepared,
+    path: Path,
+    on_round: OnRound | None = None,
+    connect: Connect = make_engine,
+    secret: bytes | None = None,
+) -> Result:
     """Run an experiment in a folder, from its last checkpoint where there is one.
 
     Args:
@@ -195,6 +201,7 @@ def execute(prepared: Prepared, path: Path, on_round: OnRound | None = None, con
         path: The run directory.
         on_round: Called after each round.
         connect: Makes the engine.
+        secret: The server's key for noise that protects clients; None: such noise comes from the seed.
 
     Returns:
         The finished run; one that was finished before is read and not run again.
@@ -209,7 +216,7 @@ def execute(prepared: Prepared, path: Path, on_round: OnRound | None = None, con
         summary = directory.summary()
         if summary is not None:
             return recorded(prepared.digest, prepared.experiment.rounds, directory, summary)
-        return _loop(prepared, directory, device, on_round, connect)
+        return _loop(prepared, directory, device, on_round, connect, secret)
     finally:
         directory.close()
 
@@ -250,12 +257,17 @@ def recorded(digest: str, rounds: int, directory: RunDirectory, summary: dict[st
 
 
 def _loop(
-    prepared: Prepared, directory: RunDirectory, device: torch.device, on_round: OnRound | None, connect: Connect
+    prepared: Prepared,
+    directory: RunDirectory,
+    device: torch.device,
+    on_round: OnRound | None,
+    connect: Connect,
+    secret: bytes | None,
 ) -> Result:
     experiment, algorithm, federation = prepared.experiment, prepared.algorithm, prepared.federation
     engine = connect(prepared, device)
     try:
-        server = _server(prepared, engine, device)
+        server = _server(prepared, engine, device, secret)
         done, seconds, preparation = _restore(prepared, directory, server, engine, device)
         records = directory.cut_rounds(done)
         counts = federation.counts if any(map(any, federation.counts)) else None  # None: they stay with the clients
@@ -384,7 +396,7 @@ def synthetic_images(prepared: Prepared, directory: RunDirectory, device: torch.
         engine.close()
 
 
-def _server(prepared: Prepared, engine: Engine, device: torch.device) -> Server:
+def _server(prepared: Prepared, engine: Engine, device: torch.device, secret: bytes | None = None) -> Server:
     """The server as it is before the first round."""
     experiment, federation = prepared.experiment, prepared.federation
     server = Server(
@@ -398,6 +410,7 @@ def _server(prepared: Prepared, engine: Engine, device: torch.device) -> Server:
         resident=make_resident(prepared.model, device),
         sample=federation.sample.to(device),
         min_replies=experiment.min_replies,
+        secret=secret,
     )
     server.state = State(prepared.algorithm.server_state(server.initial))
     return server

@@ -85,6 +85,33 @@ def test_cohorts_are_independent_coins():
     assert every.select_independently(0) == list(range(5))
 
 
+def test_with_a_key_of_the_servers_own_neither_noise_nor_coins_follow_from_the_seed():
+    def noise(key: bytes | None, sent: float = 1.0, t: int = 0) -> torch.Tensor:
+        server, engine = scripted(clients=4, weights={"w": torch.zeros(50)}, secret=key)
+        server.begin(t)
+        engine.script["train"] = lambda i, message, t: Update({"w": torch.full((50,), sent)}, 10)
+        DPFedAvg(clip=100.0, noise_multiplier=0.01).round(server, t)
+        return server.state.weights["w"] - sent
+
+    a, b = b"a" * 32, b"b" * 32
+    assert torch.equal(noise(a), noise(a)), "a round that is done again with the same replies tells nothing more"
+    # equal noise on two sums would show their difference
+    others = [noise(None), noise(a), noise(b), noise(a, sent=1.5), noise(a, t=1)]
+    for i, one in enumerate(others):
+        assert all((one - two).abs().max() > 0.1 for two in others[i + 1 :])
+
+    def cohorts(key: bytes | None) -> list[list[int]]:
+        server, _ = scripted(clients=50, weights={"w": torch.zeros(1)}, participation=0.3, secret=key)
+        return [server.select_independently(t) for t in range(200)]
+
+    assert cohorts(a) == cohorts(a)
+    assert cohorts(a) != cohorts(b) != cohorts(None) != cohorts(a)
+    share = [sum(i in cohort for cohort in cohorts(a)) / 200 for i in range(50)]
+    assert all(0.15 < value < 0.45 for value in share)
+    every, _ = scripted(clients=5, weights={"w": torch.zeros(1)}, secret=a)
+    assert every.select_independently(0) == list(range(5))
+
+
 def test_epsilon_grows_with_rounds_and_is_the_exact_one_without_sampling():
     values = [sampled_epsilon(1.0, 0.1, rounds, 1e-5) for rounds in (1, 10, 100)]
     assert values == sorted(values)

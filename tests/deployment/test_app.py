@@ -223,6 +223,30 @@ def test_a_server_that_can_t_write_its_log_says_so(app: Path, tmp_path: Path) ->
         programs._serve(app / PACKAGE, None, config, None, None)  # type: ignore[arg-type]
 
 
+def test_a_server_has_a_key_for_its_noise_beside_the_run_directory(
+    app: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[bytes | None] = []
+
+    def noted(*arguments: Any) -> Any:
+        found.append(arguments[-1])
+        raise FedfillError("enough")
+
+    monkeypatch.setattr(programs, "execute", noted)
+    for out, noise in (("a/run", "secret"), ("a/other", "secret"), ("b/run", "secret"), ("c/run", "seed")):
+        with pytest.raises(FedfillError, match="enough"):
+            programs._serve(app / PACKAGE, None, {**SERVER, "out": str(tmp_path / out), "noise": noise}, None, None)  # type: ignore[arg-type]
+    assert SERVER["noise"] == "secret"
+    one, same, another, none = found
+    assert one == same != another
+    assert none is None
+    assert (tmp_path / "a" / "noise.key").stat().st_mode & 0o777 == 0o600
+    assert one != (tmp_path / "a" / "noise.key").read_bytes(), "another experiment has another one"
+    assert not (tmp_path / "c" / "noise.key").exists()
+    with pytest.raises(FedfillError, match="noise: found 'none'; allowed: secret, seed"):
+        programs._serve(app / PACKAGE, None, {**SERVER, "out": str(tmp_path / "d/run"), "noise": "none"}, None, None)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     ("config", "sentence"),
     [

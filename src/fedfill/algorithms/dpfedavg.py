@@ -1,8 +1,8 @@
 """DP-FedAvg: McMahan et al., "Learning Differentially Private Recurrent Language Models", ICLR 2018.
 
-Client-level differential privacy of everything that the server makes public, against everybody but the server itself and who
-knows the seed, which the hosts of a deployment do: each client's whole update is clipped, Gaussian noise is added to their sum,
-and cohorts are drawn by independent coins.
+Client-level differential privacy of everything that the server makes public, against everybody but the server itself and, in a
+simulation, who knows the seed: each client's whole update is clipped, Gaussian noise is added to their sum, and cohorts are drawn
+by independent coins. In a deployment noise and coins come from a key that only the server has.
 """
 
 from __future__ import annotations
@@ -61,19 +61,23 @@ class DPFedAvg(FedAvg):
     def combine(self, server: Server, weights: Weights, mean: Weights, replies: Sequence[Any]) -> Weights:
         """w_t + (sum of clipped updates + N(0, (z S)^2 I)) / (q K); counters of batch norm stay."""
         expected = server.participation * server.clients
-        generator, std = server.stream("dp"), self.noise_multiplier * self.clip
+        std = self.noise_multiplier * self.clip
         model = server.model(weights)
         first, learnt = first_names(model), trainable(model, weights)
         # what is frozen moves for nobody, so there is nothing to hide; what layers share gets one noise under all its names
         moving = [name for name in weights if name in learnt or (name not in first and self.buffers == "average")]
+        sums = {
+            name: len(replies) * (mean[name] - weights[name]) for name in moving if weights[name].is_floating_point()
+        }
+        generator = server.noise("dp", sums)
         new = dict(weights)
         for name in moving:
             w = weights[name]
             if (same := first.get(name, name)) != name:
                 new[name] = new[same]
-            elif w.is_floating_point():
+            elif name in sums:
                 noise = torch.empty_like(w).normal_(generator=generator) * std
-                new[name] = w + (len(replies) * (mean[name] - w) + noise) / expected
+                new[name] = w + (sums[name] + noise) / expected
         spent = sampled_epsilon(self.noise_multiplier, server.participation, server.round + 1, self.client_delta)
         server.note(client_epsilon=spent)
         return new

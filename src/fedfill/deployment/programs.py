@@ -25,7 +25,7 @@ from fedfill.engines.local import choose_device
 from fedfill.errors import FedfillError, checked, did_you_mean
 from fedfill.loop import Prepared, execute
 from fedfill.preparation import PYTHON, divide, prepare
-from fedfill.runs.directory import RunDirectory, read_toml, write_atomically, writing
+from fedfill.runs.directory import RunDirectory, noise_key, read_toml, write_atomically, writing
 from fedfill.settings import Experiment
 
 log = logging.getLogger("fedfill")
@@ -35,6 +35,7 @@ SERVER = {
     "test-data": "",
     "test-format": "parquet",
     "wait": 300.0,
+    "noise": "secret",
     "max-message-bytes": 2**30,
     "app": "",
     "connection": "",
@@ -186,6 +187,8 @@ def _serve(
     if not out.is_absolute():
         raise FedfillError(f"out: found '{out}'; allowed: an absolute path, or one that begins with ~")
     RunDirectory(out).check(prepared.digest)
+    # beside the run directory, which others may be given
+    secret = noise_key(out.parent / "noise.key", prepared.digest) if _secret(config) else None
     place = Path(config["log"] or out / "deployment" / "server.log")
     with writing(place):
         _speak(place)
@@ -221,7 +224,7 @@ def _serve(
         for lost in record["lost"]:
             log.warning("lost client %d (%s): %s", lost["client"], lost["handler"], lost["reason"])
 
-    result = execute(prepared, out, on_round, connect)
+    result = execute(prepared, out, on_round, connect, secret)
     log.info("finished: accuracy %.4f; the run lies in %s", result.summary["accuracy"], result.directory)
 
 
@@ -235,8 +238,7 @@ def _site(prepared: Prepared, task: Task, context: flower.Context) -> flower_hos
         raise FedfillError(
             f"client: found {client}; allowed: 0 to {task.clients - 1}, given as --node-config 'client=0 data=\"...\"'"
         )
-    if config["noise"] not in ("secret", "seed"):
-        raise FedfillError(f"noise: found '{config['noise']}'; allowed: secret, seed")
+    secret = _secret(config)
     if config["data"]:
         data = load_host(
             config["data"], config["format"], task, client=client, share=experiment.client_test,
@@ -264,7 +266,7 @@ def _site(prepared: Prepared, task: Task, context: flower.Context) -> flower_hos
         device=choose_device(config["device"]),
         folder=folder,
         timeout=experiment.reply_timeout,
-        secret=config["noise"] == "secret",
+        secret=secret,
         limit=config["max-message-bytes"],
     )
 
@@ -289,6 +291,13 @@ def _given(config: Any, defaults: dict[str, Any], what: str) -> dict[str, Any]:
         if name in ("wait", "max-message-bytes") and value <= 0:
             raise FedfillError(f"{name}: found {value!r}; allowed: more than 0")
     return {**defaults, **config}
+
+
+def _secret(config: dict[str, Any]) -> bool:
+    """Whether a party's noise comes from a key of its own."""
+    if config["noise"] not in ("secret", "seed"):
+        raise FedfillError(f"noise: found '{config['noise']}'; allowed: secret, seed")
+    return bool(config["noise"] == "secret")
 
 
 _WORDS = {str: "text", int: "a whole number", float: "a number"}

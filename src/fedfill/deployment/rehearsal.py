@@ -81,6 +81,7 @@ def rehearse(prepared: Prepared, path: Path, on_round: OnRound | None = None) ->
         "test-format": "safetensors",
         "log": str(folder / "server" / "fedfill.log"),
         "error-file": str(error),
+        "noise": "seed",
     }
     task = Task.of(prepared.federation)
     write_app(folder / "app", experiment, task, name="rehearsal", server=server, readme=False)

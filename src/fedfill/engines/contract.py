@@ -36,7 +36,7 @@ from fedfill.engines.exchange import (
 from fedfill.engines.exchange import Message as Message
 from fedfill.errors import ContractError, FedfillError
 from fedfill.privacy.ledger import Ledger, Release
-from fedfill.streams import numpy_stream, torch_stream
+from fedfill.streams import numpy_stream, secret_stream, torch_stream
 from fedfill.training.aggregation import Mean
 from fedfill.training.evaluation import Evaluation
 from fedfill.training.local import Fit, Fitted, LocalTraining, Loss, Resident, fit
@@ -285,6 +285,8 @@ class Server:
         resident: A model for the server's own use, in no client's way.
         sample: One sample of nothing, with the type and shape of the clients'.
         min_replies: Good replies that a call to a whole cohort must have.
+        secret: A key that only the server has, from which noise and coins come that protect clients; None: they come from the
+            seed.
 
     Attributes:
         state: What the server keeps between rounds.
@@ -308,6 +310,7 @@ class Server:
         resident: Resident,
         sample: Samples,
         min_replies: int = 1,
+        secret: bytes | None = None,
     ) -> None:
         self.clients = clients
         self.classes = classes
@@ -325,6 +328,7 @@ class Server:
         self._engine = engine
         self._resident = resident
         self._min_replies = min_replies
+        self._secret = secret
         self._round = 0
         self._fits = 0
         self._cohort_size = 0
@@ -345,8 +349,15 @@ class Server:
         return sorted(int(i) for i in chosen)
 
     def select_independently(self, t: int) -> list[int]:
-        """The cohort of round `t` by Poisson sampling: each client with probability `participation`, in ascending order."""
-        coins = numpy_stream(self.seed, "cohort", t).random(self.clients)
+        """The cohort of round `t` by Poisson sampling: each client with probability `participation`, in ascending order.
+
+        In a deployment nobody but the server may know the coins: they are what makes a small participation cheap.
+        """
+        if self._secret is None:
+            coins = numpy_stream(self.seed, "cohort", t).random(self.clients).tolist()
+        else:
+            own = secret_stream(self._secret, "cohort", t)
+            coins = torch.rand(self.clients, generator=own, dtype=torch.float64).tolist()
         chosen = [i for i in range(self.clients) if coins[i] < self.participation]
         self._cohort_size = len(chosen)
         return chosen
@@ -364,6 +375,24 @@ class Server:
         """The server's stream of randomness of (seed, purpose, round)."""
         device = next((tensor.device for tensor in self.initial.values()), "cpu")
         return torch_stream(self.seed, "server", purpose, self._round, device=device)
+
+    def noise(self, purpose: str, hidden: Weights) -> torch.Generator:
+        """The stream for noise that shall protect clients in what the server makes public.
+
+        It is `stream` in a simulation, where a run can be repeated to the bit. In a deployment nobody but the server may know it.
+
+        Args:
+            purpose: As in `stream`.
+            hidden: What the noise is added to. A round that is done again after a crash gets the same noise for the same
+                tensors and other noise for others: the difference of two sums with equal noise would show what it hides.
+
+        Returns:
+            The stream at its start.
+        """
+        if self._secret is None:
+            return self.stream(purpose)
+        device = next((tensor.device for tensor in self.initial.values()), "cpu")
+        return secret_stream(self._secret, "server", purpose, self._round, tree.sha256(hidden), device=device)
 
     def model(self, weights: Weights) -> nn.Module:
         """A model that holds `weights`, in evaluation mode, valid until the next `model` or `fit`."""

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import functools
-import hmac
 import logging
-import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,7 +37,7 @@ from fedfill.engines.flower_messages import (
 )
 from fedfill.engines.host import Host, make_resident
 from fedfill.errors import FedfillError
-from fedfill.runs.directory import write_atomically
+from fedfill.runs.directory import noise_key, write_atomically
 from fedfill.training.evaluation import score_all
 from fedfill.training.local import Resident
 from fedfill.tree import Record, Tree, Weights
@@ -179,7 +177,7 @@ class _Office:
         return Host(
             site.program, classes=site.classes, initial=site.initial, seed=site.seed, device=site.device,
             timeout=PATIENCE if site.timeout is None else site.timeout,
-            secret=_key(site.folder / "noise.key", site.digest) if site.secret else None,
+            secret=noise_key(site.folder / "noise.key", site.digest) if site.secret else None,
         )  # fmt: skip
 
     @property
@@ -196,13 +194,6 @@ class _Office:
         except (OSError, ValueError) as damaged:
             raise FedfillError(f"state-dir: {self.path} can't be read ({first_line(str(damaged))})") from damaged
         return kept  # type: ignore[no-any-return]
-
-
-def _key(path: Path, digest: str) -> bytes:
-    """The host's key for its noise in one experiment, from its own, which is made at first use; nobody else may ever read it."""
-    if not path.exists():
-        write_atomically(path, secrets.token_bytes(32), mode=0o600)
-    return hmac.digest(path.read_bytes(), digest.encode(), "sha256")
 
 
 def _run(handler: str, kind: Any, office: _Office, message: Tree, words: dict[str, Any]) -> Answer:

@@ -6,8 +6,10 @@ last checkpoint does not vouch for is cut off at a resume.
 
 from __future__ import annotations
 
+import hmac
 import json
 import os
+import secrets
 import tempfile
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -70,6 +72,29 @@ def write_atomically(
         except BaseException:
             Path(name).unlink(missing_ok=True)
             raise
+
+
+def noise_key(path: Path, digest: str) -> bytes:
+    """A party's key for its noise in one experiment, from its own, which is made at first use; nobody else may ever read it.
+
+    Args:
+        path: Of the party's own key.
+        digest: Of the experiment.
+
+    Returns:
+        32 bytes.
+
+    Raises:
+        FedfillError: Where the key can't be read or written.
+    """
+    if not path.exists():
+        write_atomically(path, secrets.token_bytes(32), mode=0o600)
+    try:
+        return hmac.digest(path.read_bytes(), digest.encode(), "sha256")
+    except OSError as error:
+        raise FedfillError(
+            f"noise: can't read the key {path} ({error.strerror}); allowed: a file of this party's own"
+        ) from error
 
 
 def to_json(value: Any) -> bytes:
