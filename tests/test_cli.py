@@ -20,8 +20,9 @@ from PIL import Image
 from typer.testing import CliRunner
 
 import fedfill
+from fedfill.algorithm import known_algorithms
 from fedfill.algorithms import find
-from fedfill.cli import app
+from fedfill.cli import _settings, app
 from fedfill.engines.local import LocalEngine
 
 TINY = ["--clients", "4", "--rounds", "1", "--set", "local_epochs=1"]
@@ -656,9 +657,29 @@ def test_defaults_in_the_help_are_true() -> None:
     from fedfill.settings import Experiment
 
     text = " ".join(fedfill_("run", "--help").stdout.split())
+    empty = {  # what an option that is not given does; it takes no word for that
+        "image_size": "as they are stored", "client_validation": "no validation split", "labelled_per_client": "all",
+        "evaluate_every": "1", "reply_timeout": "no limit",
+    }  # fmt: skip
     for name, info in Experiment.model_fields.items():
         if name in ("algorithm", "settings", "model_settings", "data_dir", "workers"):
             continue
         found = re.search(rf"--{name.replace('_', '-')} (?:<|[A-Z])(.*?)(?= --[a-z-]+ (?:<|[A-Z])|$)", text)
         assert found
-        assert f"[default: {'none' if info.default is None else info.default}]" in found[1]
+        assert f"[default: {empty.get(name, 'none') if info.default is None else info.default}]" in found[1]
+
+
+def test_every_argument_and_setting_has_a_word_of_help() -> None:
+    """Some pairs of typer and click lose the help of arguments, and a mixin's settings lose theirs without a flag."""
+    for command, words in {
+        "run": "A name of 'fedfill list algorithms'", "list": "algorithms, datasets, partitions", "reproduce": "A folder with",
+        "compare": "Names, also with", "measure": "Directory of a finished run", "resume": "A run directory",
+    }.items():  # fmt: skip
+        assert words in fedfill_(command, "--help").stdout
+    for name in known_algorithms():
+        assert [row[0] for row in _settings(name) if not row[2].split(" [")[0].strip()] == []
+
+
+def test_defaults_for_single_data_sets_are_listed() -> None:
+    rows = {row[0]: row[1] for row in _settings("feddpms")}
+    assert rows["alpha"] == "50; cifar10: 200"

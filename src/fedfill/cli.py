@@ -53,9 +53,7 @@ DomainFractions = Annotated[
 ]
 ImageSize = Annotated[
     int | None,
-    typer.Option(
-        help="Pixels to a side to which every image is brought, in colour; none: as they are stored. [default: none]"
-    ),
+    typer.Option(help="Pixels to a side to which every image is brought, in colour. [default: as they are stored]"),
 ]
 Partition = Annotated[
     str | None,
@@ -70,17 +68,19 @@ ClientTest = Annotated[
 ]
 ClientValidation = Annotated[
     float | None,
-    typer.Option(help="Share of what is left of each client's samples that is kept for validation. [default: none]"),
+    typer.Option(
+        help="Share of what is left of each client's samples that is kept for validation. [default: no validation split]"
+    ),
 ]
 LabelledPerClient = Annotated[
     int | None,
-    typer.Option(help="How many of each client's training samples keep their labels; none: all. [default: none]"),
+    typer.Option(help="How many of each client's training samples keep their labels. [default: all]"),
 ]
 Participation = Annotated[float | None, typer.Option(help="Share of the clients in a round. [default: 1.0]")]
 Rounds = Annotated[int | None, typer.Option(help="Number of rounds. [default: 50]")]
 EvaluateEvery = Annotated[
     int | None,
-    typer.Option(help="Rounds from one evaluation to the next, the last being one; none: every round. [default: none]"),
+    typer.Option(help="Rounds from one evaluation to the next, the last being one. [default: 1]"),
 ]
 Seed = Annotated[int | None, typer.Option(help="Seed of every stream of randomness. [default: 0]")]
 Model = Annotated[str | None, typer.Option(help="Network: see 'fedfill list models'. [default: auto]")]
@@ -101,7 +101,8 @@ MinReplies = Annotated[
     typer.Option(help="Good replies that a call to a whole cohort needs; with fewer the run stops. [default: 1]"),
 ]
 ReplyTimeout = Annotated[
-    float | None, typer.Option(help="Seconds that a client has for a reply; a later one is left out. [default: none]")
+    float | None,
+    typer.Option(help="Seconds that a client has for a reply; a later one is left out. [default: no limit]"),
 ]
 Delta = Annotated[float | None, typer.Option(help="Delta of the privacy account. [default: 1e-05]")]
 Setting = Annotated[
@@ -312,7 +313,9 @@ def compare(
     algorithms: Annotated[
         list[str], typer.Argument(help="Names, also with settings of their own: fedavg:latent_activation=none")
     ],
-    seeds: Annotated[str, typer.Option(help="Seeds, separated by commas.")] = "0,1,2",
+    seeds: Annotated[
+        str, typer.Option(help="Seeds, separated by commas. [default: 0,1,2]", show_default=False)
+    ] = "0,1,2",
     data: Data = None,
     data_dir: DataDir = None,
     data_fraction: DataFraction = None,
@@ -336,7 +339,12 @@ def compare(
     reply_timeout: ReplyTimeout = None,
     delta: Delta = None,
     directory: Annotated[
-        Path, typer.Option("--out", help="Folder of the runs; finished ones are not run again.")
+        Path,
+        typer.Option(
+            "--out",
+            help="Folder of the runs; finished ones are not run again. [default: runs/compare]",
+            show_default=False,
+        ),
     ] = Path("runs/compare"),
     setting: Setting = None,
     config: Config = None,
@@ -366,12 +374,17 @@ def reproduce(
     context: typer.Context,
     table: Annotated[str, typer.Argument(help="A folder with a table.toml, or the name of one below experiments.")],
     only: Annotated[list[str] | None, typer.Option(help="A row, by its name; may be given again.")] = None,
-    seeds: Annotated[str | None, typer.Option(help="Seeds, separated by commas; none: the table's.")] = None,
+    seeds: Annotated[str | None, typer.Option(help="Seeds, separated by commas. [default: the table's]")] = None,
     data_dir: DataDir = None,
     device: Device = None,
     workers: Workers = None,
     directory: Annotated[
-        Path, typer.Option("--out", help="Folder of the runs; finished ones are not run again.")
+        Path,
+        typer.Option(
+            "--out",
+            help="Folder of the runs; finished ones are not run again. [default: runs/reproduce]",
+            show_default=False,
+        ),
     ] = Path("runs/reproduce"),
 ) -> None:
     """Run a paper's table and write the figures beside the paper's."""
@@ -428,7 +441,9 @@ def partition(
     client_validation: ClientValidation = None,
     labelled_per_client: LabelledPerClient = None,
     seed: Seed = None,
-    picture: Annotated[Path, typer.Option("--out", help="PNG file of the heat map.")] = Path("runs/partition.png"),
+    picture: Annotated[
+        Path, typer.Option("--out", help="PNG file of the heat map. [default: runs/partition.png]", show_default=False)
+    ] = Path("runs/partition.png"),
 ) -> None:
     """Show the class distribution of every client."""
     with sentences():
@@ -505,20 +520,25 @@ def _engines() -> list[tuple[str, ...]]:
 
 
 def _settings(algorithm: str | None) -> list[tuple[str, ...]]:
-    """Name, default, and meaning with the words that are allowed."""
+    """Name, default with those for single data sets, and meaning with the words that are allowed."""
     if algorithm is None:
         raise FedfillError("list settings: name an algorithm, such as 'fedfill list settings feddpms'")
     from fedfill.algorithms import find
     from fedfill.models.networks import ModelSettings
 
     rows: list[tuple[str, ...]] = []
-    for prefix, fields in (("", find(algorithm).model_fields), ("model.", ModelSettings.model_fields)):
+    kind = find(algorithm)
+    for prefix, fields in (("", kind.model_fields), ("model.", ModelSettings.model_fields)):
         for name, info in fields.items():
             words = _words(info.annotation)
+            default = "none" if info.default is None else str(info.default).lower()
+            for data, preset in kind.presets.items() if not prefix else ():
+                if preset.get(name, info.default) != info.default:
+                    default += f"; {data}: {str(preset[name]).lower()}"
             rows.append(
                 (
                     f"{prefix}{name}",
-                    "none" if info.default is None else str(info.default).lower(),
+                    default,
                     (info.description or "") + (f" [{', '.join(words)}]" if words else ""),
                 )
             )

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional
@@ -80,6 +80,8 @@ class GANSettings:
 
 class GANOptions(BaseModel):
     """The settings of an algorithm whose clients train GANs."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)  # the texts below are what 'fedfill list settings' shows
 
     gan_iterations: int = Field(default=18_000, ge=1)
     """Steps of the generator in the pre-training, each after `gan_critic_steps` of the critic."""
