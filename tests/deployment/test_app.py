@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import signal
 import socket
 import subprocess
@@ -21,9 +22,11 @@ import tomli_w
 import torch
 from flwr.app import Context, RecordDict
 from PIL import Image
+from typer.testing import CliRunner
 
 from fedfill import __version__
 from fedfill.algorithms.fedavg import FedAvg
+from fedfill.cli import app as cli
 from fedfill.data.federation import ClientData
 from fedfill.data.hosts import FORMATS, Task, save_host
 from fedfill.data.samples import Samples
@@ -147,7 +150,7 @@ def test_the_app_of_a_rehearsal_is_written_anew(tmp_path: Path) -> None:
     prepared = arrange("fedavg", data="digits", partition="iid", model="auto", clients=2, engine="flower")
     task = Task.of(prepared.federation)
     for _ in range(2):
-        write_app(tmp_path, prepared.experiment, task, name="r", server={"out": "x"}, readme=False)
+        write_app(tmp_path, prepared.experiment, task, name="r", server={"out": "x"})
         assert written(tmp_path) == FILES - {"README.md"}
         # the fingerprint stands for the data, so that hosts and server agree with whoever started them
         assert read_app(tmp_path / PACKAGE).digest == prepared.digest
@@ -367,6 +370,30 @@ def test_the_readme_names_every_file_and_setting_that_there_is(app: Path) -> Non
     assert "`client` is 0 to 1," in text
     for word in FORMATS:
         assert f"`{word}`" in text
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "options", "sentences"),
+    [
+        ("fedavg", {"client_test": 0.0}, ["`Update.weights`: model update, sent as it is"]),
+        (
+            "semifl", {"labelled_per_client": 5},
+            ["`Labelled.samples`: the client's labelled samples themselves: raw data leave it", "how a model does on the host's own test split, exact"],
+        ),
+        ("feddpms", {"n_classes": 1}, ["`SecondaryReply.codes`: the run's account says how it is made"]),
+    ],
+)  # fmt: skip
+def test_the_readme_says_what_leaves_a_host_and_how_to_rehearse(
+    algorithm: str, options: dict[str, Any], sentences: list[str], tmp_path: Path
+) -> None:
+    text = (init_app(tmp_path / "app", algorithm, clients=3, local_epochs=2, engine="flower", **options) / "README.md").read_text()
+    for sentence in sentences:
+        assert sentence in text
+    assert ("own test" in text) == (options.get("client_test") != 0.0)
+    (command,) = re.findall(r"`(fedfill deploy rehearse .*)`", text)
+    assert f"rehearse {algorithm} --clients 3 --set local_epochs=2" in command
+    called = CliRunner().invoke(cli, [*shlex.split(command)[1:], "--rounds", "0"])
+    assert "rounds: found 0; allowed" in called.stderr, "everything else is understood"
 
 
 class Walk:

@@ -436,7 +436,7 @@ def test_hosts_that_misbehave_are_left_out_and_asked_again_until_too_few_are_lef
         "out": str(path), "test-data": str(tmp_path / "test.safetensors"), "test-format": "safetensors",
         "error-file": str(error),
     }  # fmt: skip
-    write_app(app, experiment, Task.of(prepared.federation), name="mischief", server=server, readme=False)
+    write_app(app, experiment, Task.of(prepared.federation), name="mischief", server=server)
     (app / PACKAGE / "mischief.py").write_text(MISCHIEF)
     for side in ("server", "client"):  # as the comment in these files invites to
         program = app / PACKAGE / f"{side}_app.py"

@@ -77,7 +77,7 @@ class Statistics(Message):
 
 
 class SemiFL(FedAvg):
-    """Alternate training: clients on samples that the global model is sure of, the server on labelled ones."""
+    """Alternate training: clients on samples that the global model is sure of, the server on the labelled ones, which they send it."""
 
     name = "semifl"
     draws_beside = True

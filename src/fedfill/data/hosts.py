@@ -1,4 +1,4 @@
-"""Data of a deployment: what all parties agree on beforehand, and what one host holds, which never leaves it."""
+"""Data of a deployment: what all parties agree on beforehand, and what one host holds, which this room sends nowhere."""
 
 from __future__ import annotations
 

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import re
+import shlex
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 import tomli_w
 
 from fedfill.data.hosts import Task
+from fedfill.engines.flower_messages import handlers_of
 from fedfill.errors import FedfillError
-from fedfill.loop import document_of
+from fedfill.loop import Prepared, document_of
 from fedfill.preparation import arrange
 from fedfill.runs.directory import write_atomically, writing
 from fedfill.settings import Experiment
@@ -65,13 +67,14 @@ def init_app(
         raise FedfillError(
             "class-names and shape: one is given and one is not; allowed: both, or a --data that has them"
         )
-    options = {"clients": 3, "partition": "iid", "model": "auto", **options, "engine": "flower"}
+    given = {"clients": 3, **options}
+    options = {"partition": "iid", "model": "auto", **given, "engine": "flower"}
     if class_names is not None and shape is not None:
         task = Task(data, int(options["clients"]), tuple(class_names), tuple(shape))
     else:
         divided = arrange(algorithm, data=data, **options).federation
         task = replace(Task.of(divided), fingerprint="")
-    experiment = arrange(algorithm, data=data, federation=task.remote(), **options).experiment
+    prepared = arrange(algorithm, data=data, federation=task.remote(), **options)
     place = folder.resolve()
     server = {
         "out": f"~/.fedfill/runs/{place.name}",
@@ -81,12 +84,14 @@ def init_app(
         "app": str(place),
         "connection": name,
     }
-    write_app(place, experiment, task, name=name, server=server)
+    stand_in = {"data": data, **given} if class_names is None and data != "digits" else given
+    text = _readme(prepared, task, name, _rehearsal(algorithm, stand_in))
+    write_app(place, prepared.experiment, task, name=name, server=server, readme=text)
     return place
 
 
 def write_app(
-    folder: Path, experiment: Experiment, task: Task, *, name: str, server: Mapping[str, Any], readme: bool = True
+    folder: Path, experiment: Experiment, task: Task, *, name: str, server: Mapping[str, Any], readme: str = ""
 ) -> None:
     """Write an app that Flower can run.
 
@@ -96,7 +101,7 @@ def write_app(
         task: What all parties agreed on.
         name: Of the app and of the connection to its SuperLink.
         server: The server's settings, ``[tool.flwr.app.config]``.
-        readme: Whether to write the commands for people.
+        readme: What people are told; empty for a rehearsal.
 
     Raises:
         FedfillError: Where the folder is not empty or can't be written.
@@ -135,20 +140,54 @@ def write_app(
         f"{PACKAGE}/task.toml": tomli_w.dumps(task.document()),
     }
     if readme:
-        files["README.md"] = _readme(folder, experiment, task, name)
+        files["README.md"] = readme
     for path, text in files.items():
         write_atomically(folder / path, text.encode())
 
 
-def _readme(folder: Path, experiment: Experiment, task: Task, name: str) -> str:
-    shape = "x".join(map(str, task.shape))
+def _rehearsal(algorithm: str, options: Mapping[str, Any]) -> str:
+    """The command that runs the same on stand-in data."""
+    words = ["fedfill", "deploy", "rehearse", algorithm]
+    for name, value in options.items():
+        if name == "engine":  # a rehearsal is on flower
+            continue
+        if name in Experiment.model_fields:
+            words += [f"--{name.replace('_', '-')}", str(value)]
+        else:
+            words += ["--set", f"{name}={'none' if value is None else value}"]
+    return shlex.join(words)
+
+
+def _sent(prepared: Prepared) -> str:
+    """What a host may send, a line for each: the fields of its replies with the words of the ledger."""
+    lines: dict[str, None] = {}
+    for _, reply in handlers_of(prepared.algorithm).values():
+        declared = getattr(reply, "declared", {})
+        for item in fields(reply):
+            release = declared.get(item.name)
+            words = release.mechanism if release is not None else "the run's account says how it is made"
+            lines[f"* `{reply.__name__}.{item.name}`: {words}"] = None
+    shares = {"test": prepared.experiment.client_test, "validation": prepared.experiment.client_validation}
+    if splits := [name for name, share in shares.items() if share]:
+        lines[f"* after a round: how a model does on the host's own {' and '.join(splits)} split, exact"] = None
+    return "\n".join(lines)
+
+
+def _readme(prepared: Prepared, task: Task, name: str, rehearsal: str) -> str:
+    experiment, shape = prepared.experiment, "x".join(map(str, task.shape))
     return f"""# {experiment.algorithm} on {task.clients} hosts
 
-{task.clients} hosts train one model on their own samples ({task.dtype} of shape {shape}, {len(task.class_names)} classes); the samples never leave
-them. `{PACKAGE}/experiment.toml` says what is run and `{PACKAGE}/task.toml` what all parties agreed on: edit both before the first start. Every
+{task.clients} hosts train on their own samples ({task.dtype} of shape {shape}, {len(task.class_names)} classes) and send what the algorithm asks
+for, listed [below](#what-a-host-sends). `{PACKAGE}/experiment.toml` says what is run and `{PACKAGE}/task.toml` what all parties agreed on: edit both before the first start. Every
 party needs the same release of fedfill: `pip install 'fedfill[flower]'`.
 
-Try everything on one machine first: `fedfill deploy rehearse {experiment.algorithm}`, with stand-in data.
+Try everything on one machine first, with stand-in data: `{rehearsal}`.
+
+## What a host sends
+
+Nothing but these leaves a host, each where the settings call for it; `summary.json` has the account of a run, with what is protected.
+
+{_sent(prepared)}
 
 ## 1. Certificates, once, on the server's machine
 
@@ -204,7 +243,7 @@ flower-supernode --superlink server.example.org:8000 --root-certificates ca.crt 
 
 `client` is 0 to {task.clients - 1}, another one on each host. `format` is `parquet` (a folder with train*.parquet), `images` (a folder for each class) or `safetensors`
 (a file with the tensors `inputs` and `labels`); classes are found by their names in `task.toml`, and a host may lack some. `state-dir` holds what
-the client keeps between rounds, and `fedfill.log`: it belongs on a disk that outlives a restart. Further: `device="cuda"`, `max-message-bytes=1073741824`.
+the client keeps between rounds, `noise.key`, which undoes the protection of its noise in other hands, and `fedfill.log`: it belongs on a disk that outlives a restart. Further: `device="cuda"`, `max-message-bytes=1073741824`.
 Run it under a supervisor that starts it again after a minute (systemd: `Restart=always`, `RestartSec=60`): a SuperLink refuses a node for as
 long as it believes it online. A host that is refused for a slip says why in its own log and in the server's.
 
@@ -214,7 +253,8 @@ long as it believes it online. A host that is refused for a slip says why in its
 flwr run . {name} --stream
 ```
 
-The run directory lies where `out` in `pyproject.toml` says, on the server: `rounds.jsonl`, `summary.json`, `checkpoint/`, `deployment/server.log`. After a
+The run directory lies where `out` in `pyproject.toml` says, on the server: `rounds.jsonl`, `summary.json`, `checkpoint/`, `deployment/server.log`.
+Beside it lies `noise.key`, for algorithms whose server adds noise: give it to nobody. After a
 crash of the server, start the SuperLink as before and say `fedfill resume OUT` with that directory, or the command above again: the run goes on
 after its last finished round. A host that comes back joins the next round. For a new run from the beginning, change `out`: hosts
 begin anew with it.

@@ -84,7 +84,7 @@ def rehearse(prepared: Prepared, path: Path, on_round: OnRound | None = None) ->
         "noise": "seed",
     }
     task = Task.of(prepared.federation)
-    write_app(folder / "app", experiment, task, name="rehearsal", server=server, readme=False)
+    write_app(folder / "app", experiment, task, name="rehearsal", server=server)
     with local_federation(folder / "flower", nodes) as federation:
         run = federation.submit(folder / "app")
         _follow(directory, done, experiment.rounds, on_round, _watch(federation, run, error))
