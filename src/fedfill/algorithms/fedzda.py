@@ -239,7 +239,7 @@ class FedZDAC(_ZeroShotDataAugmentation):
         each = step and not self.aggregation_of.private
         replies, mean = self.gather(server, cohort, self.train_augmented, message, state.weights, individually=each)
         losses = {str(i): reply.losses for i, reply in replies.items() if reply.losses is not None}
-        if losses:
+        if losses and not self.aggregation_of.private:  # they would name the cohort
             server.note(losses=losses)
         state.weights = mean["weights"]
         if step:
