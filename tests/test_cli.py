@@ -208,7 +208,10 @@ def test_places_that_cannot_be_used(elsewhere: Path) -> None:
         (["compare", "fedavg", "--seeds", "-1"], ["seed: found -1; allowed: a whole number, at least 0"]),
         (["compare", "fedavg", "nope"], ["algorithm: unknown name 'nope'"]),
         (["compare", "fedavg:x"], ["allowed: NAME or NAME:setting=value"]),
-        (["compare", "fedavg", "--set", "alpha=3"], ["fedavg has no 'alpha'"]),
+        (
+            ["compare", "fedavg", "--set", "clip=3"],
+            ["fedavg has no 'clip'; that is a setting of dpfedavg, feddpgan, sdafl, sdafl-ac"],
+        ),
         (["list", "algorithm"], ["list: found 'algorithm'; did you mean 'algorithms'?"]),
         (["list", "settings"], ["list settings: name an algorithm"]),
         (["list", "settings", "fedavgg"], ["did you mean 'fedavg'?"]),

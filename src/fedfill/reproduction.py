@@ -234,7 +234,11 @@ def find_table(table: str | Path) -> Path:
         if (folder / "table.toml").is_file():
             return folder
     known = sorted(path.parent.name for path in Path("experiments").glob("*/table.toml"))
-    hint = did_you_mean(str(table), known) if known else "allowed: a folder that holds a table.toml; names are those below 'experiments' in the root of a clone"
+    hint = (
+        did_you_mean(str(table), known)
+        if known
+        else "allowed: a folder that holds a table.toml; names are those below 'experiments' in the root of a clone"
+    )
     raise FedfillError(f"table: found no table.toml in '{table}'; {hint}")
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from fedfill.algorithm import known_algorithms
 from fedfill.algorithms import Algorithm
 from fedfill.errors import FedfillError, did_you_mean
 from fedfill.models.networks import ModelSettings
@@ -106,6 +107,10 @@ def split_settings(algorithm: type[Algorithm], values: Mapping[str, Any]) -> tup
             models[name] = value
         else:
             known = [*algorithm.model_fields, *ModelSettings.model_fields]
+            if owners := [other for other, kind in known_algorithms().items() if name in kind.model_fields]:
+                raise FedfillError(
+                    f"setting: {algorithm.name} has no '{name}'; that is a setting of {', '.join(owners)}"
+                )
             raise FedfillError(f"setting: {algorithm.name} has no '{name}'; {did_you_mean(name, known)}")
     return own, models
 

@@ -386,7 +386,9 @@ def test_the_readme_names_every_file_and_setting_that_there_is(app: Path) -> Non
 def test_the_readme_says_what_leaves_a_host_and_how_to_rehearse(
     algorithm: str, options: dict[str, Any], sentences: list[str], tmp_path: Path
 ) -> None:
-    text = (init_app(tmp_path / "app", algorithm, clients=3, local_epochs=2, engine="flower", **options) / "README.md").read_text()
+    text = (
+        init_app(tmp_path / "app", algorithm, clients=3, local_epochs=2, engine="flower", **options) / "README.md"
+    ).read_text()
     for sentence in sentences:
         assert sentence in text
     assert ("own test" in text) == (options.get("client_test") != 0.0)
