@@ -1042,9 +1042,13 @@ def test_validation_splits_choose_a_round(tmp_path: Path) -> None:
 
 def test_clients_without_validation_samples_have_no_say() -> None:
     rounds = [
-        {"round": 1, "validation_by_client": [None, 0.5], "accuracy": 0.9, "accuracy_by_client": [], "mean_client_accuracy": None},
-        {"round": 2, "validation_by_client": [None, 0.7], "accuracy": 0.1, "accuracy_by_client": [], "mean_client_accuracy": None},
-        {"round": 3, "validation_by_client": [None, 0.7], "accuracy": 0.5, "accuracy_by_client": [], "mean_client_accuracy": None},
+        {"round": 1, "validation_by_client": [None, 0.5], "accuracy": 0.9, "accuracy_by_client": [None, 0.8], "mean_client_accuracy": 0.8},
+        {"round": 2, "validation_by_client": [None, 0.7], "accuracy": 0.1, "accuracy_by_client": [None, 0.2], "mean_client_accuracy": 0.2},
+        {"round": 3, "validation_by_client": [None, 0.7], "accuracy": 0.5, "accuracy_by_client": [None, 0.6], "mean_client_accuracy": 0.6},
     ]  # fmt: skip
-    assert selected(rounds)["selected_round"] == 2  # the first of two
+    found = selected(rounds)
+    assert found["selected_round"] == 2  # the first of two
+    # its own figures, and neither the last round's nor the best on the test data
+    assert (found["selected_accuracy"], found["selected_accuracy_by_client"]) == (0.1, [None, 0.2])
+    assert (found["selected_mean_client_accuracy"], found["selected_validation"]) == (0.2, 0.7)
     assert selected([{"round": 1, "validation_by_client": [None]}]) == {}

@@ -10,7 +10,7 @@ from PIL import Image
 import fedfill.reproduction as module
 from fedfill.engines.local import LocalEngine
 from fedfill.errors import FedfillError
-from fedfill.reproduction import BEGIN, END, Reproduction, markdown, reproduce
+from fedfill.reproduction import BEGIN, END, Entry, Reproduction, markdown, reproduce
 from fedfill.runs.directory import read_toml
 
 TABLE = """
@@ -173,6 +173,23 @@ def test_a_table_compares_single_clients(folder: Path, tmp_path: Path) -> None:
     )
     again = reproduce(folder, out=tmp_path / "runs", only=["FedAvg"], seeds=[0])
     assert markdown(again) == markdown(found)
+
+
+def test_figures_are_means_of_all_seeds_or_of_none() -> None:
+    table = module.TableFile(
+        title="A table", source="Somebody.", figures=["accuracy", "best_accuracy"],
+        rows=[{"name": "FedAvg", "algorithm": "fedavg", "paper": {"accuracy": 0.5, "best_accuracy": 0.5}}],
+    )  # fmt: skip
+    entries = tuple(
+        Entry(
+            "FedAvg", seed, "digest",
+            {"accuracy": last, "best_accuracy": best, "bytes_up": 1e6, "bytes_down": 1e6, "seconds": 1.0, "machine": "a CPU"},
+        )
+        for seed, (last, best) in enumerate([(0.1, 0.3), (0.2, None), (0.9, 0.3)])
+    )  # fmt: skip
+    (line,) = (row for row in markdown(Reproduction(Path(), table, entries)).splitlines() if row.startswith("| FedAvg"))
+    # 1.2 / 3, and the root of (0.09 + 0.04 + 0.25) / 2
+    assert line.startswith("| FedAvg | 0.5000 | 0.4000 ± 0.4359 | -0.1000 | 0.5000 | – | – | 0, 1, 2 | 2 | 1 | ")
 
 
 def test_the_committed_tables_are_sound() -> None:

@@ -1,8 +1,10 @@
 """FedBN: normalisation layers stay at home, wherever they stand, and all else is FedAvg."""
 
+from dataclasses import replace
+
 import pytest
 import torch
-from tests.helpers import CLASSES, Run, run_rounds
+from tests.helpers import CLASSES, Run, bars, run_rounds, small_federation
 
 import fedfill
 from fedfill.algorithms.fedbn import FedBN, without_normalisation
@@ -89,6 +91,19 @@ def test_who_never_took_part_has_the_initial_layers():
     assert len(server.client_states) == 2
     newcomer = FedBN().personal_weights({}, server.state.weights)
     assert all(torch.equal(newcomer[n], tensor) for n, tensor in server.initial.items() if is_norm(n))
+
+
+def test_by_domain_everyones_model_is_judged_at_home_alone():
+    whole = small_federation()
+    away = replace(whole, test=bars(80, [2], seed=1000))  # class 2 alone; all four are in the clients' own splits
+    at_home = replace(away, domains=("sea", "air", "land", "moon"))
+    plain, by_domain = (
+        run_rounds(FedBN(**QUICK), rounds=1, model=WIDE, federation=f).evaluation for f in (away, at_home)
+    )
+    assert [share is None for share in plain.accuracy_by_class] == [True, True, False, True]
+    assert None not in by_domain.accuracy_by_class
+    assert by_domain.accuracy == pytest.approx(sum(by_domain.accuracy_by_client) / 4)  # eight samples each
+    assert by_domain.accuracy_by_client == plain.accuracy_by_client
 
 
 @pytest.mark.parametrize("workers", [1, 2])

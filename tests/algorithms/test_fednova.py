@@ -35,6 +35,10 @@ def test_a_clients_direction_by_hand():
     assert (packed["w"].item(), packed["mean"].item(), a) == (2.0, 5.0, 3.0)
     packed, a = FedNova().pack(start, two(10.0, 1.0), steps=0)
     assert (packed["w"].item(), a) == (0.0, 0.0)
+    # with momentum 0.5 three steps count 1 + 1.5 + 1.75 = 4.25, and 8.5 / 4.25 = 2
+    start = start_of(two(10.0, 1.0), model=One(), training=LocalTraining(optimizer="sgd", momentum=0.5))
+    packed, a = FedNova().pack(start, two(1.5, 5.0), steps=3)
+    assert (packed["w"].item(), a) == (pytest.approx(2.0), pytest.approx(4.25))
 
 
 def test_round_by_hand():

@@ -13,7 +13,7 @@ import fedfill
 from fedfill import tree
 from fedfill.algorithms import fraug
 from fedfill.algorithms.fedbn import FedBN
-from fedfill.algorithms.fraug import FRAug, Shared, SharedUpdate, _LocalUpdate
+from fedfill.algorithms.fraug import FRAug, Private, Shared, SharedUpdate, _LocalUpdate
 from fedfill.data.samples import normalise
 from fedfill.engines.contract import Client, State
 from fedfill.errors import FedfillError
@@ -28,13 +28,15 @@ QUICK = {"batch_size": 8, "local_steps": 2, "learning_rate": 0.05}
 INPUTS, LABELS = normalise(bars(8, [0, 1], 0).inputs), bars(8, [0, 1], 0).labels
 
 
-def update_of(*, synthetic: float = 0.5, residual: float = 1.0, **settings) -> _LocalUpdate:
+def update_of(
+    *, synthetic: float = 0.5, residual: float = 1.0, kept: Private | None = None, **settings: Any
+) -> _LocalUpdate:
     """The local update of a client that exists in a test alone, at its first iteration."""
     model = build("cnn2", (1, 8, 8), CLASSES, ModelSettings(**WIDE), seed=0)
     given = {"batch_size": 8, "learning_rate": 0.1, "momentum": 0.0, **settings}
     algorithm = FRAug(**given).resolved(rounds=300, model=model, inputs=INPUTS[:1])
     client = Client(
-        id=0, round=0, data=bars(8, [0, 1], 0), classes=CLASSES, state=State({"own": None, "private": None}),
+        id=0, round=0, data=bars(8, [0, 1], 0), classes=CLASSES, state=State({"own": None, "private": kept}),
         initial=weights_of(model), seed=0, resident=lambda weights: model,
     )  # fmt: skip
     generator = initial(algorithm.makers(model, CLASSES)[0], torch_stream(0, "generator"))
@@ -54,6 +56,98 @@ def step_of(update: _LocalUpdate) -> tuple[Weights, Weights]:
     update.classification(INPUTS, LABELS)
     after = weights_of(update.model)
     return moved(before, after, "encoder."), moved(before, after, "classifier.")
+
+
+class Given(nn.Module):
+    """An extractor whose embeddings have one number each, that of the label 0 or 1, in turn."""
+
+    def __init__(self, *numbers: tuple[float, float]) -> None:
+        super().__init__()
+        self.numbers = list(numbers)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tensor(self.numbers.pop(0)).repeat(len(x) // 2)[:, None].expand(-1, 16)
+
+
+def losses_of(update: _LocalUpdate, monkeypatch: pytest.MonkeyPatch) -> list[tuple[nn.Module, float]]:
+    """Network and loss of each step from now on; no step is taken, and the head says 1/6, 1/6, 1/6 and 1/2 of everything."""
+    update.model.classifier.weight.data.zero_()
+    update.model.classifier.bias.data = torch.tensor([1.0, 1.0, 1.0, 3.0]).log()
+    update.seen = torch.ones(CLASSES, dtype=torch.bool)
+    found: list[tuple[nn.Module, float]] = []
+    monkeypatch.setattr(update, "step", lambda which, loss, module: found.append((module, loss.item())))
+    return found
+
+
+# Losses
+
+
+@pytest.mark.parametrize(
+    ("switches", "loss"),
+    [
+        # the labels 0 and 1 have 1/6, and of all four classes in turn a quarter has 1/2
+        ({}, 0.8 * math.log(6) + 0.2 * (0.75 * math.log(6) + 0.25 * math.log(2))),
+        ({"on_real": False}, 0.6 * math.log(6) + 0.4 * (0.75 * math.log(6) + 0.25 * math.log(2))),
+        ({"on_prototypes": False}, math.log(6)),
+    ],
+)
+def test_the_models_loss_by_hand(switches: dict[str, bool], loss: float, monkeypatch: pytest.MonkeyPatch):
+    update = update_of(synthetic=0.4, **switches)
+    found = losses_of(update, monkeypatch)
+    update.classification(INPUTS, LABELS)
+    # 0.6 of it is of real embeddings, and both kinds of synthetic ones share the other 0.4
+    assert found == [(update.model, pytest.approx(loss))]
+
+
+def test_the_losses_of_generator_and_transformation_by_hand(monkeypatch: pytest.MonkeyPatch):
+    """Equations 5 and 6, where every distance is 2: recognised and far, of no class in particular and near."""
+    update = update_of(generator_weight=3.0, rtnet_weight=5.0)
+    found = losses_of(update, monkeypatch)
+    monkeypatch.setattr(fraug, "distance", lambda kind, a, *others: 2 + 0 * a.sum())
+    update.generation(INPUTS, LABELS)
+    recognised = 0.75 * math.log(6) + 0.25 * math.log(2)
+    entropy = 0.5 * math.log(6) + 0.5 * math.log(2)
+    assert found == [
+        (update.generator, pytest.approx(recognised - 3 * 2)),
+        (update.rtnet, pytest.approx(5 * 2 - entropy)),
+    ]
+
+
+def test_the_transformation_is_trained_at_full_weight(monkeypatch: pytest.MonkeyPatch):
+    """However little of it the head sees in this round."""
+    update = update_of(residual=0.25)
+    update.classification(INPUTS, LABELS)
+    added: list[Tensor] = []
+    compared: list[tuple[Tensor, Tensor]] = []
+
+    def watched(kind: Any, made: Tensor, wanted: Tensor, base: Tensor, *others: Tensor) -> Tensor:
+        compared.append((made.detach(), base))
+        return distance(kind, made, wanted, base, *others)
+
+    monkeypatch.setattr(fraug, "distance", watched)
+    update.rtnet.register_forward_hook(lambda net, given, made: added.append(made.detach()))
+    update.generation(INPUTS, LABELS)
+    (_, *pairs) = compared  # the first is the generator's
+    assert len(pairs) == len(added) == 2  # on real embeddings and on prototypes
+    for (made, base), residual in zip(pairs, added, strict=True):
+        assert residual.abs().max() > 0.1
+        assert torch.allclose(made, base + residual, atol=1e-6)
+
+
+@pytest.mark.parametrize("rate", ["generator_rate", "rtnet_rate"])
+def test_each_step_size_is_its_own_networks(rate: str):
+    update = update_of(**{rate: 1e-30})
+    update.seen = torch.ones(CLASSES, dtype=torch.bool)
+    nets = {"generator_rate": update.generator, "rtnet_rate": update.rtnet}
+    before = {name: [p.detach().clone() for p in net.parameters()] for name, net in nets.items()}
+    update.generation(INPUTS, LABELS)
+    stayed = {
+        name: all(
+            torch.allclose(p, old, rtol=0, atol=1e-12) for p, old in zip(net.parameters(), before[name], strict=True)
+        )
+        for name, net in nets.items()
+    }
+    assert stayed == {name: name == rate for name in nets}
 
 
 # What may move
@@ -133,6 +227,21 @@ def test_nor_do_they_train_the_transformation():
     assert len(set(trained)) == 1
 
 
+def test_prototypes_go_on_from_step_to_step_and_from_round_to_round():
+    update = update_of()
+    update.model.encoder = Given((1.0, 3.0), (2.0, 7.0))
+    for expected in ([1.0, 3.0, 0.0, 0.0], [1.3, 4.2, 0.0, 0.0]):  # 0.7 * 1 + 0.3 * 2 and 0.7 * 3 + 0.3 * 7
+        update.classification(INPUTS, LABELS)
+        assert update.prototypes[:, 0].tolist() == pytest.approx(expected)
+    update.rotations = [1, 3]
+    after = update_of(kept=update.private({}))
+    assert after.rotations == [1, 3]
+    after.model.encoder = Given((11.3, 14.2))
+    after.classification(INPUTS, LABELS)
+    assert after.prototypes[:, 0].tolist() == pytest.approx([4.3, 7.2, 0.0, 0.0])  # ten more, of which 0.3
+    assert after.seen.tolist() == [True, True, False, False]
+
+
 def test_embeddings_are_bases_with_weighted_residuals():
     update = update_of()
     update.generator.eval()
@@ -165,6 +274,15 @@ def test_balanced_labels_reach_all_classes_at_head_and_generator(b: int):
             met[which] += torch.bincount(labels, minlength=CLASSES)
     assert all(counts.tolist() == [b] * CLASSES for counts in met)
     assert update.rotations == [0, 0]
+
+
+def test_head_and_generator_each_go_on_with_labels_of_their_own():
+    update = update_of()
+    update.seen = torch.ones(CLASSES, dtype=torch.bool)
+    update.generation(INPUTS[:6], LABELS[:6])
+    assert update.rotations == [0, 2]  # six labels of four classes
+    update.classification(INPUTS[:6], LABELS[:6])
+    assert update.rotations == [2, 2]
 
 
 def test_noise():

@@ -124,6 +124,34 @@ def test_layers_are_chosen_apart():
     assert all(torch.equal(begin[n], tensor) for n, tensor in good.items())
 
 
+class Layers(nn.Module):
+    """Layers of one number each, which it writes down; its scores are 0 and don't depend on them."""
+
+    def __init__(self, layers: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(1, 1, bias=False) for _ in range(layers))
+        self.met: list[float] = []
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        numbers = torch.stack([layer.weight.flatten()[0] for layer in self.layers])
+        self.met += numbers.tolist()
+        return x.new_zeros(len(x), CLASSES) + 0 * numbers.sum()
+
+
+def test_layers_are_drawn_as_often_as_the_policy_says():
+    model = Layers(200)
+    received, last = ({f"layers.{k}.weight": torch.full((1, 1), v) for k in range(200)} for v in (0.0, 1.0))
+    data = bars(8, [0, 1], 0)
+    batches = [Batch(normalise(data.inputs), data.labels, torch.arange(8))] * 5
+    # odds of three to one for one's own, which a loss without slope leaves as they are
+    client = client_with(model, last, batches, torch.tensor([0.0, 1.0986123]).repeat(200, 1))
+    PartialFed(**QUICK, policy_batches=5).adapt(client, received, last)
+    assert client.state.policy.unique().tolist() == [0.0, pytest.approx(1.0986123)]
+    assert {round(number, 5) for number in model.met} == {0.0, 1.0}  # hard draws
+    assert len(model.met) == 1000
+    assert sum(model.met) / 1000 == pytest.approx(0.75, abs=0.05)  # of one draw 0.43, of their mean 0.014
+
+
 def test_a_policy_goes_on_from_where_it_was_and_takes_as_many_mini_batches_as_asked():
     model, good, lost, batches = known_and_lost()
     # the policy's mini-batches are its own, whatever the training has

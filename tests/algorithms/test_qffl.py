@@ -1,6 +1,7 @@
 """q-FFL: a client's numbers and a round by hand, and q = 0."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -37,6 +38,16 @@ def test_a_clients_numbers_by_hand():
     assert packed["w"].item() == pytest.approx(loss**2 * moved, rel=1e-5)
     assert packed["mean"].item() == 4.0
     assert h == pytest.approx(2 * loss * moved**2 + 10 * loss**2, rel=1e-5)
+
+
+def test_a_clients_loss_is_on_the_data_that_it_trains_on():
+    """A method may train on other samples than the client's own: here on images of class 1, and the client's are of class 0."""
+    received = two(math.log(3), 1.0)  # scores 0 and ln 3: class 1 has 3/4
+    start = start_of(received, model=One(), data=bars(4, [0], 0), training=LocalTraining(learning_rate=0.1))
+    start = replace(start, data=bars(4, [1], 0))
+    packed, h = QFFL(q=1.0).pack(start, two(math.log(3) - 0.3, 1.0), steps=5)
+    assert packed["w"].item() == pytest.approx(math.log(4 / 3) * 3, rel=1e-5)
+    assert h == pytest.approx(9 + 10 * math.log(4 / 3), rel=1e-5)
 
 
 def test_round_by_hand():

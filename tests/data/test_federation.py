@@ -174,6 +174,13 @@ def test_a_list_without_test_sets_holds_out_a_fifth_of_each_client() -> None:
     assert len(set(places)) == len(places)
 
 
+def test_each_client_of_a_list_draws_its_own_fraction() -> None:
+    federation = make([DATA, DATA], clients=None, fraction=0.5)
+    first, second = (set(numbers(client.train)) for client in federation.clients)
+    assert len(first) == len(second) == 200
+    assert 50 < len(first & second) < 150  # two halves by chance share a quarter of all
+
+
 def test_a_client_in_a_list_with_too_few_samples_has_no_test_split() -> None:
     lone = (INPUTS[:1], LABELS[:1])
     federation = make([lone, (INPUTS[1:], LABELS[1:]), lone], clients=None, fraction=0.5)

@@ -192,9 +192,19 @@ def test_unimodal_shards_are_as_many_as_the_class_is_large() -> None:
     parts = unimodal(labels, 10, 0, 1)
     assert [len(part) for part in parts] == [100] * 10
     assert sorted(int(labels[part[0]]) for part in parts) == [0] * 7 + [1] * 2 + [2]
+    # 102 and 48 of 150 samples are 3.4 and 1.6 of five shards; by the averages 102 / 4 and 48 / 2 it would be four and one
+    labels = np.repeat([0, 1], [102, 48])
+    assert sorted(len(part) for part in unimodal(labels, 5, 0, 1)) == [24, 24, 34, 34, 34]
     # a class too small for its share has one shard of its own all the same
     labels = np.repeat([0, 1], [990, 10])
     assert sorted(len(part) for part in unimodal(labels, 10, 0, 1)) == [10] + [110] * 9
+
+
+def test_unimodal_shards_are_of_samples_by_chance() -> None:
+    # one class in two halves: by the order of the data each would be a run of twenty numbers
+    first, second = unimodal(np.zeros(40, np.int64), 2, 0, 1)
+    assert len(first) == len(second) == 20
+    assert np.ptp(first) > 30 < np.ptp(second)
 
 
 @settings(max_examples=50, deadline=None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -29,6 +30,7 @@ from fedfill.training.evaluation import (
     mean_loss,
     score,
     score_all,
+    splits_of,
 )
 from fedfill.training.local import Resident
 from fedfill.tree import Weights
@@ -169,6 +171,19 @@ def test_personal_models_by_domain_are_judged_at_home_alone() -> None:
     ]
     result = gather_personal(scored, labelled_splits([], [0, 0, 1, 1, 0, 1], [], (4, 2), (0, 0)), 2)
     assert result == Evaluation(4 / 6, 2.0, [2 / 3, 2 / 3], [0.75, 0.5], [])
+
+
+def test_by_domain_the_clients_own_splits_are_the_test_set(
+    random_samples: Callable[..., Samples], make_federation: Callable[..., Federation]
+) -> None:
+    whole = random_samples(10)
+    plain = make_federation([whole, whole], [whole[:7], whole[7:]], whole)
+    by_domain = replace(plain, domains=("sea", "air"))
+    assert [[len(part) for part in splits_of(each).all] for each in (plain, by_domain)] == [[10, 10, 0], [0, 10, 0]]
+    assert splits_of(by_domain).own_sizes == (7, 3)
+    # where nobody has a split of their own, there is no other test set
+    bare = make_federation([whole, whole], None, whole)
+    assert [len(part) for part in splits_of(replace(bare, domains=("sea", "air"))).all] == [10, 0, 0]
 
 
 def fair(clients: list[float | None], classes: list[float | None]) -> dict[str, float | None]:
