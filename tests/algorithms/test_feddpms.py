@@ -1,18 +1,21 @@
 """FedDPMS: its exchange worked by hand, its sets, its mechanisms, and what the ledger says of them."""
 
 import dataclasses
+import itertools
 import math
 from collections import Counter
 
 import pytest
 import torch
-from tests.helpers import CLASSES, run_rounds, scripted
+from tests.helpers import CLASSES, bars, run_rounds, scripted
 
 from fedfill.algorithms.fedavg import FedAvg
 from fedfill.algorithms.feddpms import FedDPMS, PreliminaryReply, Scarce, Secondary, SecondaryReply, Shared, match
+from fedfill.engines.contract import Client, State
+from fedfill.engines.host import Host, make_resident
 from fedfill.errors import FedfillError
 from fedfill.models.networks import ModelSettings, build
-from fedfill.models.views import part
+from fedfill.models.views import part, rest, weights_of
 from fedfill.privacy.accountant import epsilon
 
 QUICK = {
@@ -325,6 +328,211 @@ def test_same_bits_for_any_number_of_workers(workers):
     algorithm = FedDPMS(**{**QUICK, "local_epochs": 1}, preliminary_rounds=2)
     one, other = (run_rounds(algorithm, 4, workers=w, participation=0.75) for w in (2, workers))
     assert all(torch.equal(one.state.weights[name], other.state.weights[name]) for name in one.state.weights)
+
+
+# One client, seen from the inside
+
+
+CPU = torch.device("cpu")
+
+
+def network(seed):
+    return build("cnn2", (1, 8, 8), CLASSES, ModelSettings(), needs=("decoder",), seed=seed)
+
+
+def without_decoder(seed):
+    return rest(weights_of(network(seed)), "decoder")
+
+
+def samples_of(counts):
+    """So many samples of each class."""
+    return bars(sum(counts), [c for c, count in enumerate(counts) for _ in range(count)], seed=0)
+
+
+def client_with(counts):
+    """A client that holds w_d, with so many samples of each class."""
+    initial = weights_of(network(0))
+    return Client(
+        id=0, round=0, data=samples_of(counts), classes=CLASSES, state=State({"decoder": part(initial, "decoder")}),
+        initial=initial, seed=0, resident=make_resident(network(0), CPU).load,
+    )  # fmt: skip
+
+
+def share(algorithm, counts, received=1, local=2):
+    """What such a client shares, given the seeds of the received and of its own network; and the client."""
+    client = client_with(counts)
+    shared, _ = algorithm.dpms(client, without_decoder(received), without_decoder(local))
+    return shared, client
+
+
+def serve(algorithm, handler, message, counts, secret=None, **state):
+    """A handler's reply and the state that it leaves, on a host with this key or with none."""
+    initial = weights_of(network(0))
+    host = Host(algorithm, classes=CLASSES, initial=initial, seed=0, device=CPU, secret=secret)
+    data = samples_of(counts)
+    outcome, left = host.serve(
+        make_resident(network(0), CPU), handler, 0, data, data[:0], {**algorithm.client_state(), **state}, message, 0
+    )
+    assert outcome.error is None
+    return outcome.reply, left
+
+
+@pytest.fixture
+def filtered(monkeypatch):
+    """What the filter was asked for, as dictionaries; it accepts the mean itself."""
+    asked = []
+
+    def accept(judge, centre, std, label, **_):
+        weights = {name: tensor.clone() for name, tensor in judge.state_dict().items()}
+        asked.append({"judge": weights, "centre": centre, "std": std, "label": label})
+        return centre[None], 1
+
+    monkeypatch.setattr("fedfill.algorithms.feddpms.accepted_codes", accept)
+    return asked
+
+
+def test_single_release_adds_the_noise_that_it_is_charged_for(monkeypatch):
+    means = torch.tensor([[0.0], [3.0]]).expand(2, 4000)
+    monkeypatch.setattr("fedfill.algorithms.feddpms.class_means", lambda *_: means)
+    algorithm = FedDPMS(mechanism="single_release", release_sigma=0.5, latent_bound="sigmoid", n_classes=2)
+    shared, client = share(algorithm, [20, 20])
+    assert shared.codes.std(1).tolist() == pytest.approx([0.5, 0.5], abs=0.03)
+    assert shared.codes.mean(1).tolist() == pytest.approx([0, 3], abs=0.04)
+    assert client.releases["codes"].mu == pytest.approx(math.sqrt(4000) / 20 / 0.5)
+
+
+@pytest.mark.parametrize(("mechanism", "seed"), [("public_filter", 1), ("paper", 2)])
+def test_the_public_filter_judges_by_the_received_model_and_the_papers_by_the_clients_own(mechanism, seed, filtered):
+    """A filter that knew the client's own model would tell of its data what no noise hides."""
+    algorithm = FedDPMS(mechanism=mechanism, latent_bound="sigmoid", n_classes=2, max_candidates=10)
+    share(algorithm, [20, 20], received=1, local=2)
+    assert [asked["label"] for asked in filtered] == [0, 1]
+    for asked in filtered:
+        assert all(torch.equal(asked["judge"][name], tensor) for name, tensor in without_decoder(seed).items())
+        assert torch.equal(asked["judge"]["decoder.0.weight"], network(0).decoder[0].weight)
+
+
+@pytest.mark.parametrize(("encoder", "seed"), [("global", 1), ("local", 2)])
+def test_means_come_from_the_encoder_that_was_asked_for(encoder, seed, monkeypatch):
+    seen = []
+
+    def means(model, data, classes, *_):
+        seen.append({name: tensor.clone() for name, tensor in part(model.state_dict(), "encoder").items()})
+        return torch.zeros(len(classes), 16)
+
+    monkeypatch.setattr("fedfill.algorithms.feddpms.class_means", means)
+    algorithm = FedDPMS(mechanism="single_release", encoder=encoder, latent_bound="sigmoid")
+    share(algorithm, [20, 20], received=1, local=2)
+    (used,) = seen
+    assert all(torch.equal(used[name], tensor) for name, tensor in part(without_decoder(seed), "encoder").items())
+
+
+def test_the_rarest_of_the_shared_classes_is_charged(filtered):
+    _, client = share(FedDPMS(alpha=5, sigma=1.0, latent_bound="sigmoid", n_classes=2), [30, 10])
+    # l = 16: one record moves the mean of 10 codes by 0.4, that of 30 by a third of it
+    assert client.releases["codes"].conditional_mu == pytest.approx(math.sqrt(5) * 0.4)
+
+
+def test_noise_in_multiples_of_the_sensitivity_is_that_of_each_class(filtered):
+    algorithm = FedDPMS(alpha=5, sigma=2.0, noise="sensitivity", latent_bound="sigmoid", n_classes=2)
+    _, client = share(algorithm, [40, 20])
+    assert [asked["std"] for asked in filtered] == pytest.approx([2 * 4 / 40, 2 * 4 / 20])  # l = 16
+    assert client.releases["codes"].conditional_mu == pytest.approx(math.sqrt(5) / 2)
+
+
+def test_noise_on_the_means_comes_from_the_hosts_own_key():
+    algorithm = FedDPMS(mechanism="single_release", latent_bound="sigmoid", n_classes=2)
+    message = Secondary(without_decoder(1), None, [], share=True, settled=False)
+
+    def codes(secret):
+        reply, _ = serve(algorithm, "share_client", message, [20, 20], secret, local_weights=without_decoder(2))
+        return reply.codes
+
+    drawn = [codes(secret) for secret in (None, b"a" * 32, b"b" * 32)]
+    assert torch.equal(drawn[1], codes(b"a" * 32))
+    # whoever knows the experiment's seed could subtract noise that came from it
+    assert all((one - other).abs().min() > 0 for one, other in itertools.combinations(drawn, 2))
+
+
+def test_a_client_offers_what_it_has_most_of_and_asks_for_what_it_has_least_of():
+    algorithm = FedDPMS(mechanism="prior", n_classes=2)
+    shared, client = share(algorithm, [5, 1, 9, 3])
+    assert shared.classes == [2, 0]
+    assert algorithm.scarce(client) == [1, 3]
+    shared, client = share(algorithm, [20, 20, 0, 0])
+    assert shared.classes == [0, 1]
+    assert algorithm.scarce(client) == [2, 3]
+
+
+def test_clients_are_helped_by_those_who_hold_what_they_lack():
+    quick = {**QUICK, "local_epochs": 1, "preliminary_rounds": 1}
+    server = run_rounds(FedDPMS(**quick, mechanism="prior", max_candidates=10), 3)
+    assert server.history[2]["assistants"] == {"0": [2], "1": [3], "2": [0], "3": [1]}
+
+
+def test_a_recipient_makes_only_the_classes_that_it_asked_for():
+    source = Shared([1, 2], [3, 2], torch.rand(5, 16, generator=torch.Generator().manual_seed(0)))
+    decoder = part(weights_of(network(0)), "decoder")
+    message = Secondary(without_decoder(1), decoder, [source], share=False, settled=False)
+    for only_scarce, labels in ((True, [2, 2]), (False, [1, 1, 1, 2, 2])):
+        algorithm = FedDPMS(only_scarce=only_scarce, n_classes=2, local_epochs=1, batch_size=8)
+        _, left = serve(algorithm, "secondary_client", message, [4, 4])
+        assert left["synthetic"].labels.tolist() == labels
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "bound", "centre", "std"),
+    [
+        ("single_release", "sigmoid", [0.25, 3.0], 1.6),
+        ("prior", "sigmoid", [0.5, 0.5], 2.0),
+        ("prior", "none", [0.0, 0.0], 2.0),
+    ],
+)
+def test_a_recipient_draws_around_the_one_mean_or_the_prior_with_the_noise_that_is_left(
+    mechanism, bound, centre, std, filtered
+):
+    algorithm = FedDPMS(mechanism=mechanism, sigma=2.0, release_sigma=1.2, latent_bound=bound)
+    codes = torch.tensor([[0.25, 3.0]])[: mechanism == "single_release"]
+    model = torch.nn.Module()
+    model.decoder = torch.nn.Unflatten(1, (1, 1, 2))
+    images, _ = algorithm.synthesise(model, [Shared([3], [len(codes)], codes)], torch.Generator())
+    (asked,) = filtered
+    assert asked["centre"].tolist() == centre
+    assert asked["std"] == pytest.approx(std)
+    assert images.labels.tolist() == [3]
+
+
+def test_sharing_at_the_end_of_preliminary_training_is_by_each_clients_own_model():
+    own, received = {}, {}
+
+    class Watched(FedDPMS):
+        def dpms(self, client, message, local):
+            own[client.id], received[client.id] = local["classifier.weight"], message["classifier.weight"]
+            return super().dpms(client, message, local)
+
+    quick = {**QUICK, "local_epochs": 1, "preliminary_rounds": 1}
+    server = run_rounds(Watched(**quick, mechanism="single_release", share_at="preliminary_end"), 1)
+    assert sorted(server.state.shared) == sorted(own) == [0, 1, 2, 3]
+    mean = server.state.weights["classifier.weight"]
+    assert torch.allclose(sum(own.values()) / 4, mean, atol=1e-6)  # clients of one size
+    assert all(torch.equal(weight, mean) for weight in received.values())
+    assert all((own[i] - mean).abs().max() > 1e-4 for i in own)
+
+
+def test_a_client_goes_on_with_its_own_decoder_in_preliminary_training():
+    began, ended = {}, {}
+
+    class Watched(FedDPMS):
+        async def contribute(self, client, *arguments, beside=None, **options):
+            began[client.round, client.id] = beside
+            done = await super().contribute(client, *arguments, beside=beside, **options)
+            ended[client.round, client.id] = part(done.trained, "decoder")
+            return done
+
+    run_rounds(Watched(**{**QUICK, "local_epochs": 1}, preliminary_rounds=3), 3)
+    for i in range(4):
+        assert all(torch.equal(began[1, i][name], tensor) for name, tensor in ended[0, i].items())
+        assert not all(torch.equal(began[0, i][name], tensor) for name, tensor in ended[0, i].items())
 
 
 # Mechanisms and what they cost

@@ -5,18 +5,48 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.helpers import bars, run_rounds, scripted
+from tests.helpers import CLASSES, Run, bars, run_rounds, scripted
 
 import fedfill
 from fedfill import tree
 from fedfill.algorithms.fedavg import FedAvg
-from fedfill.algorithms.fedzda import FedZDAC, FedZDAS, ZeroShotUpdate
+from fedfill.algorithms.fedzda import FedZDAC, FedZDAS, ZeroShot, ZeroShotUpdate
+from fedfill.engines.contract import Client, State
+from fedfill.engines.host import make_resident
 from fedfill.errors import FedfillError
 from fedfill.models.networks import ModelSettings, build
-from fedfill.synthesis.inversion import Inversion, invert
+from fedfill.models.views import weights_of
+from fedfill.synthesis.inversion import Inversion, Inverted, invert
 
 QUICK = {"local_epochs": 1, "batch_size": 8, "learning_rate": 0.05, "images_per_class": 3, "inversion_steps": 5}
 WIDE = {"width": "wide"}
+
+
+def model_of(seed: int) -> torch.nn.Module:
+    return build("cnn2", (1, 8, 8), CLASSES, ModelSettings(**WIDE), seed=seed)
+
+
+def client_with(counts: list[int], t: int = 0, **state: object) -> Client:
+    """A client in round `t` with so many samples of each class."""
+    data = bars(sum(counts), [c for c, count in enumerate(counts) for _ in range(count)], seed=0)
+    model = model_of(0)
+    return Client(
+        id=0, round=t, data=data, classes=CLASSES, state=State(state), initial=weights_of(model), seed=0,
+        resident=make_resident(model, torch.device("cpu")).load,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def inverted(monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
+    """The classifiers of the models that were inverted, one after the other; no step of it is taken."""
+    seen = []
+
+    def look(model, classes, *_):
+        seen.append(model.classifier.weight.detach().clone())
+        return Inverted(bars(len(classes), list(classes), 0), (2.0, 2.0), (1.0, 1.0))
+
+    monkeypatch.setattr("fedfill.algorithms.fedzda.invert", look)
+    return seen
 
 
 @pytest.mark.parametrize("kind", [FedZDAC, FedZDAS])
@@ -79,6 +109,35 @@ def test_the_server_makes_one_set_for_all_and_it_is_counted():
     assert all(state["made"] is None for state in server.client_states.values())
     assert len(server.state.synthetic) == 12
 
+    few = FedZDAC(**QUICK, start_round=0, generate_at="server_broadcast", augmented_classes="missing")
+    assert run_rounds(few, rounds=1, model=WIDE).costs.train_samples == 4 * (40 + 6)  # two of four classes
+
+
+def test_a_class_is_missing_with_fewer_samples_than_few():
+    algorithm = FedZDAC(augmented_classes="missing", few=5)
+    assert algorithm.wanted(client_with([5, 4, 0, 9])) == [1, 2]
+    assert FedZDAC(few=5).wanted(client_with([5, 4, 0, 9])) == [0, 1, 2, 3]
+
+
+def test_a_client_counts_real_images_alone():
+    run = Run(FedZDAC(**QUICK, start_round=0), WIDE, workers=1, participation=1.0, rounds=1)
+    message = ZeroShot(run.server.state.weights, None, True, None)
+    replies = run.server.call([0, 1], run.algorithm.train_augmented, message)
+    run.engine.close()
+    assert [reply.samples for reply in replies.values()] == [40, 40]
+    assert run.server.costs.train_samples == 2 * (40 + 12)
+
+
+def test_images_from_the_same_model_are_not_made_anew(inverted: list[torch.Tensor]):
+    algorithm, client = FedZDAC(**QUICK, reuse_rounds=1), client_with([4, 4, 0, 0], made=None)
+    first = algorithm.make(client, weights_of(model_of(1)), [2, 3])
+    later = client_with([4, 4, 0, 0], t=7, made=first)
+    assert algorithm.make(later, weights_of(model_of(1)), [2, 3]) is first
+    assert len(inverted) == 1
+    other = algorithm.make(later, weights_of(model_of(2)), [2, 3])
+    assert [torch.equal(inverted[k], model_of(k + 1).classifier.weight) for k in range(2)] == [True, True]
+    assert (other.round, later.state.made) == (7, other)
+
 
 def test_images_are_kept_for_as_long_as_asked():
     rounds = []
@@ -98,6 +157,35 @@ def test_the_server_inverts_each_model_and_trains_the_average():
     assert len(server.history[1]["inversion"]) == 2
     model = sum(t.numel() * t.element_size() for t in server.state.weights.values())
     assert server.costs.legs["train_real"] == [2 * 2 * (model + 1), 2 * 2 * (model + 8)]
+
+
+def test_the_server_inverts_the_clients_models_and_not_their_average(inverted: list[torch.Tensor]):
+    run = Run(FedZDAS(**QUICK, start_round=0), WIDE, workers=1, participation=1.0, rounds=1)
+    replies = {i: ZeroShotUpdate(weights_of(model_of(i)), 10, None, None, None, None) for i in (3, 1)}
+    made = run.algorithm.invert_models(run.server, replies)
+    run.engine.close()
+    assert len(made) == 2 * CLASSES
+    assert [torch.equal(own, model_of(i).classifier.weight) for own, i in zip(inverted, (1, 3), strict=True)] == [
+        True
+    ] * 2
+    assert list(run.server.notes["inversion"]) == ["1", "3"]
+
+
+def test_the_server_trains_by_epochs_and_mini_batches_of_its_own(inverted: list[torch.Tensor]):
+    algorithm = FedZDAS(**{**QUICK, "local_steps": 2}, server_epochs=3, server_batch_size=4, start_round=0)
+    run = Run(algorithm, WIDE, workers=1, participation=1.0, rounds=1)
+    trained, fit = [], run.server.fit
+
+    def watched(weights, loss, training, **options):
+        fitted = fit(weights, loss, training, **options)
+        trained.append((training.epochs, training.batch_size, training.steps, fitted.samples, fitted.steps))
+        return fitted
+
+    run.server.fit = watched
+    run.algorithm.round(run.server, 0)
+    run.engine.close()
+    # an image of each of four classes from each of four clients' models, in four mini-batches
+    assert trained == [(3, 4, None, 3 * 16, 3 * 4)]
 
 
 def test_the_servers_step_moves_parameters_and_statistics_only_where_asked():

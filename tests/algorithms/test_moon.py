@@ -136,6 +136,15 @@ def test_a_client_that_is_not_selected_keeps_its_stale_model():
     assert any(i in kept[0] and torch.equal(kept[0][i], kept[1][i]) for i in kept[0]) or len(kept[1]) > 2
 
 
+def test_a_client_keeps_the_model_that_it_trained_and_not_the_one_it_received():
+    server = run_rounds(Moon(local_epochs=1, batch_size=8), rounds=1)
+    kept = [state["previous"] for state in server.client_states.values()]
+    for name, weight in server.state.weights.items():
+        mean = sum(previous[name] for previous in kept) / 4  # clients of one size
+        assert torch.allclose(mean, weight, atol=1e-6)
+    assert not torch.equal(kept[0]["classifier.weight"], kept[1]["classifier.weight"])
+
+
 def test_the_first_round_is_fedavg_on_the_same_network_and_mu_0_always_is():
     settings = {"local_epochs": 2, "batch_size": 8}
     for rounds, mu, same in ((1, 5.0, True), (2, 5.0, False), (2, 0.0, True)):

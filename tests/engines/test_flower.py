@@ -977,3 +977,43 @@ def test_the_folder_of_a_host_holds_no_half_written_file(tmp_path: Path) -> None
         world.round(t)
     names = {path.name.split("-")[0] + path.suffix for path in tmp_path.glob("host*/*")}
     assert names == {"client.safetensors", "client.lock"}
+
+
+# Calls that fail, and what a client keeps
+
+
+class Counted(FedAvg):
+    """A client that counts how often it was asked; asked with 0 it fails."""
+
+    def client_state(self) -> dict[str, Any]:
+        return {"asked": 0}
+
+    @client_handler
+    async def count(self, client: Client, message: Broadcast) -> Update:
+        client.state.asked += 1
+        if not message.weights["w"].any():
+            raise RuntimeError("out of memory")
+        return Update(message.weights, client.state.asked)
+
+
+def ask(world: World, w: float, **words: int) -> int | None:
+    reply = say(world, "train.count", Broadcast({"w": torch.tensor([w])}), **words).reply
+    return None if reply is None else reply.samples
+
+
+def test_a_client_that_diverges_in_a_later_call_keeps_what_it_had_from_the_earlier_one(tmp_path: Path) -> None:
+    world = World("fedavg", tmp_path, algorithm=Counted())
+    assert ask(world, 1.0) == 1
+    assert ask(world, float("nan")) == 2  # the second call of the same round, which is not kept
+    assert ask(world, 1.0) == 2
+    assert ask(world, 1.0, round=1) == 3
+
+
+def test_a_client_that_fails_in_the_first_call_after_a_resume_does_not_get_back_what_was_undone(tmp_path: Path) -> None:
+    """The server was killed in its second round, so that what happened there never was; and it is killed once more."""
+    world = World("fedavg", tmp_path, algorithm=Counted())
+    assert [ask(world, 1.0, round=t) for t in range(2)] == [1, 2]
+    world.engine = world.connect(run_id=2)
+    assert ask(world, 0.0, round=1, begun=1) is None
+    world.engine = world.connect(run_id=3)
+    assert ask(world, 1.0, round=3, begun=3) == 2

@@ -1,13 +1,14 @@
 """Inversion: a well-trained small model brings forth its classes, and is left as it was."""
 
 import itertools
+from dataclasses import replace
 
 import pytest
 import torch
 from tests.helpers import CLASSES, bars
 from torch import nn
 
-from fedfill.data.samples import normalise
+from fedfill.data.samples import Samples, normalise
 from fedfill.engines.host import make_resident
 from fedfill.errors import FedfillError
 from fedfill.models.networks import ModelSettings, build
@@ -93,14 +94,22 @@ def test_the_best_images_are_returned_and_not_the_last(model: nn.Module):
 
 
 @pytest.mark.parametrize("statistic", ["std", "var"])
-def test_statistics_by_hand(statistic: str):
-    layer = nn.BatchNorm1d(2, eps=0.0).eval()
+@pytest.mark.parametrize(
+    ("eps", "stored", "seen_spreads", "stored_spreads"),
+    [(0.0, [4.0, 1.0], [3, 0], [2, 1]), (16.0, [20.0, 33.0], [5, 4], [6, 7])],
+)
+def test_statistics_by_hand(
+    statistic: str, eps: float, stored: list[float], seen_spreads: list[int], stored_spreads: list[int]
+):
+    """A spread is the root of a variance and the layer's eps, on both sides."""
+    layer = nn.BatchNorm1d(2, eps=eps).eval()
     layer.running_mean.copy_(torch.tensor([1.0, 0.0]))
-    layer.running_var.copy_(torch.tensor([4.0, 1.0]))
+    layer.running_var.copy_(torch.tensor(stored))
     with _statistics(nn.Sequential(layer), statistic) as seen:
         layer(torch.tensor([[0.0, 1.0], [6.0, 1.0]]))  # means 3 and 1, variances 9 and 0
     means = (3 - 1) ** 2 + (1 - 0) ** 2
-    spreads = (3 - 2) ** 2 + (0 - 1) ** 2 if statistic == "std" else (9 - 4) ** 2 + (0 - 1) ** 2
+    power = 1 if statistic == "std" else 2
+    spreads = sum((a**power - b**power) ** 2 for a, b in zip(seen_spreads, stored_spreads, strict=True))
     assert seen[0].item() == pytest.approx(means + spreads, rel=1e-5)
 
 
@@ -133,6 +142,28 @@ def test_options(model: nn.Module):
     assert not torch.equal(rolled.samples.inputs, still.samples.inputs)
     again = invert(model, [0, 1], sample, Inversion(per_class=8, steps=10, jitter=2), stream())
     assert torch.equal(rolled.samples.inputs, again.samples.inputs)
+
+
+def test_weights_of_both_losses(model: nn.Module):
+    """What has no weight moves no pixel."""
+    still = Inversion(per_class=4, steps=5, statistics_weight=0.0, class_weight=0.0, clamp=False)
+    found = invert(model, [0, 1], bars(1, [0], 0), still, stream())
+    assert found.best == found.first
+    for weight, falls in (("statistics_weight", 0), ("class_weight", 1)):
+        found = invert(model, [0, 1], bars(1, [0], 0), replace(still, **{weight: 1.0}), stream())
+        assert found.best[falls] < 0.9 * found.first[falls]
+
+
+def test_pixels_are_kept_in_the_range_of_real_images_only_where_asked(model: nn.Module):
+    floats = Samples(torch.zeros(1, 1, 8, 8), torch.zeros(1, dtype=torch.int64))
+    furthest = {
+        clamp: invert(model, [0, 1], floats, Inversion(per_class=4, steps=5, clamp=clamp), stream())
+        .samples.inputs.abs()
+        .max()
+        for clamp in (True, False)
+    }
+    assert furthest[True] == 1  # noise went beyond it at first
+    assert furthest[False] > 1.5
 
 
 def test_total_variation_by_hand():
