@@ -140,6 +140,14 @@ def test_where_clients_share_more_than_their_updates_it_is_refused(host: type):
         run_rounds(host(aggregation="dpfedavg", local="fedprox"), rounds=1, model=WIDE)
 
 
+def test_no_figure_of_the_record_names_the_cohort():
+    settings = {"local_epochs": 1, "batch_size": 8, "start_round": 0, "images_per_class": 2, "inversion_steps": 3}
+    plain = run_rounds(FedZDAC(**settings), rounds=1, model=WIDE)
+    assert list(plain.history[0]["losses"]) == ["0", "1", "2", "3"]
+    private = run_rounds(FedZDAC(**settings, aggregation="dpfedavg"), rounds=1, model=WIDE)
+    assert "losses" not in private.history[0]
+
+
 @pytest.mark.parametrize("host", [FedAvg, FedZDAC, FedZDAS])
 def test_others_take_it(host: type):
     extra = {"start_round": 0, "images_per_class": 2, "inversion_steps": 3} if host is not FedAvg else {}
