@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 import torch
-from tests.helpers import TINY_GAN, run_rounds, small_federation
+from tests.helpers import TINY_GAN, run_rounds, scripted, small_federation
 from torch import Tensor
 
 import fedfill
 from fedfill.algorithms import find, known_algorithms, parse_variant
-from fedfill.algorithms.fedavg import FedAvg
+from fedfill.algorithms.fedavg import FedAvg, Update
 from fedfill.algorithms.feddpms import FedDPMS
 from fedfill.algorithms.fedmix import FedMix
 from fedfill.algorithms.fedprox import FedProx
@@ -76,6 +76,37 @@ def test_fedavg_with_a_value_is_that_algorithm():
         run_rounds(FedAvg(**settings, **SGD, aggregation="qffl:q=2"), rounds=2).state.weights,
         run_rounds(find("qffl")(**settings, **SGD, q=2), rounds=2).state.weights,
     )
+
+
+class One(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = torch.nn.Parameter(torch.zeros(1))
+
+
+@pytest.mark.parametrize(
+    ("aggregation", "start", "replies", "expected"),
+    [
+        # 10 - (6 + 3) / (1 + 2)
+        ("qffl", 10.0, [Update({"w": torch.tensor([6.0])}, 1, 1.0), Update({"w": torch.tensor([3.0])}, 999, 2.0)], 7.0),
+        # 0 + (1 + 3) / 2
+        (
+            "dpfedavg:noise_multiplier=1e-9",
+            0.0,
+            [Update({"w": torch.tensor([1.0])}, 10), Update({"w": torch.tensor([3.0])}, 990)],
+            2.0,
+        ),
+        # 2 / 10 of the one and 8 / 10 of the other
+        (None, 0.0, [Update({"w": torch.tensor([1.0])}, 2), Update({"w": torch.tensor([6.0])}, 8)], 5.0),
+    ],
+)
+def test_clients_weigh_as_the_aggregation_has_it_and_not_as_its_host(
+    aggregation: str | None, start: float, replies: list[Update], expected: float
+):
+    server, engine = scripted(clients=2, weights={"w": torch.tensor([start])}, model=One())
+    engine.script["train"] = lambda i, message, t: replies[i]
+    FedAvg(aggregation=aggregation).round(server, 0)
+    assert server.state.weights["w"].item() == pytest.approx(expected, abs=1e-6)
 
 
 @pytest.mark.parametrize("kind", [FedMix, FedVAE])

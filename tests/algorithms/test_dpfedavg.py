@@ -85,6 +85,16 @@ def test_cohorts_are_independent_coins():
     assert every.select_independently(0) == list(range(5))
 
 
+@pytest.mark.parametrize("host", [FedAvg, FedZDAC, FedZDAS])
+def test_others_that_take_it_draw_cohorts_by_coins_too(host: type):
+    """The epsilon of their records is that of independent coins."""
+    server, _ = scripted(clients=50, weights={"w": torch.zeros(1)}, participation=0.3)
+    algorithm = host(aggregation="dpfedavg")
+    cohorts = [algorithm.cohort(server, t) for t in range(20)]
+    assert cohorts == [server.select_independently(t) for t in range(20)]
+    assert len({len(cohort) for cohort in cohorts}) > 4
+
+
 def test_with_a_key_of_the_servers_own_neither_noise_nor_coins_follow_from_the_seed():
     def noise(key: bytes | None, sent: float = 1.0, t: int = 0) -> torch.Tensor:
         server, engine = scripted(clients=4, weights={"w": torch.zeros(50)}, secret=key)

@@ -15,6 +15,7 @@ from fedfill.algorithms.feddpgan import FedDPGAN, Own
 from fedfill.engines.contract import State
 from fedfill.errors import FedfillError
 from fedfill.privacy.accountant import replaced_epsilon
+from fedfill.synthesis import gan
 
 QUICK: dict[str, Any] = {
     **TINY_GAN, "images_per_class": 2, "local_epochs": 1, "batch_size": 8, "learning_rate": 0.01,
@@ -62,7 +63,7 @@ def test_everybody_starts_from_one_gan_and_trains_it():
             seen.append(server.state.gan)
 
     server = run_rounds(Watched(**QUICK), 1, participation=0.5)
-    assert [gan.iterations for gan in seen] == [2, 3]
+    assert [found.iterations for found in seen] == [2, 3]
     assert not torch.equal(seen[0].generator["layers.0.weight"], seen[1].generator["layers.0.weight"])
     assert server.costs.legs["train_gan"][0] > 0
     assert server.lost == []
@@ -89,7 +90,16 @@ def test_the_generator_is_sent_until_a_client_was_heard_of():
 
 
 def test_clients_add_equally_many_images_of_each_class_and_weigh_by_real_ones():
-    server = run_rounds(FedDPGAN(**QUICK), 2)
+    counted: list[int] = []
+
+    class Watched(FedDPGAN):
+        def gather(self, *given: Any, **options: Any) -> Any:
+            replies, mean = super().gather(*given, **options)
+            counted.extend(reply.samples for reply in replies.values())
+            return replies, mean
+
+    server = run_rounds(Watched(**QUICK), 2)
+    assert counted == [40] * 8
     for state in server.client_states.values():
         synthetic = state["synthetic"]
         assert synthetic.labels.tolist() == [c for c in range(CLASSES) for _ in range(2)]
@@ -113,13 +123,17 @@ def test_bytes_by_hand():
     }
 
 
-def test_dpsgd_of_all_exchanges_adds_up_to_that_of_all_steps():
+def test_dpsgd_of_all_exchanges_adds_up_to_that_of_all_steps(monkeypatch: pytest.MonkeyPatch):
     """A client's noise is that of the whole pre-training, and what it costs is that of the whole as well."""
+    used: list[float] = []
+    original = gan.train
+    monkeypatch.setattr(gan, "train", lambda *given: used.append(given[6]) or original(*given))
     server = run_rounds(FedDPGAN(**QUICK, noise="dpsgd", target_epsilon=4.0), 1)
     told = {entry["released"]: entry for entry in server.ledger.account(1e-5)["entries"]}
     multiplier = FedDPGAN(**QUICK, noise="dpsgd", target_epsilon=4.0).gan(CLASSES).noise_multiplier(40, 3)
     whole = replaced_epsilon(0.0, ((multiplier, 0.2, 3 * 2),), 1e-5)
     assert told["Own.critic"]["epsilon"] == whole > 4.0
+    assert used == [multiplier] * 8
     # the same noisy steps, which are not counted twice
     assert told["Own.generator"]["epsilon"] == 0
     assert told["Own.critic"]["times"] == 2

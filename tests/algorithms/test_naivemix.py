@@ -69,6 +69,24 @@ def test_means_are_exchanged_once_and_sent_until_they_have_arrived():
     assert len(server.state.means.inputs) == 6
 
 
+def test_samples_are_mixed_with_everybodys_means_each_with_its_own_target():
+    mixed = []
+
+    class Watched(NaiveMix):
+        def mixed_loss(self, model, batch, mean, target):
+            mixed.append((mean, target))
+            return super().mixed_loss(model, batch, mean, target)
+
+    means = run_rounds(Watched(local_epochs=1, batch_size=8, group_size=20), rounds=1).state.means
+    drawn = set()
+    for mean, target in mixed:
+        (k,) = [k for k, other in enumerate(means.inputs) if torch.equal(mean, other)]
+        assert torch.equal(target, means.targets[k])
+        drawn.add(k)
+    assert len(means.inputs) == 8
+    assert len(drawn) > 4
+
+
 def test_without_mixing_it_is_fedavg():
     settings = {"local_epochs": 2, "batch_size": 8}
     plain = run_rounds(FedAvg(**settings), rounds=2, participation=0.5).state.weights

@@ -61,6 +61,23 @@ def test_the_server_steps_by_hand_with_half_of_the_clients():
     assert all(message.control["w"].item() == 10.0 for _, _, _, message in engine.sent)
 
 
+def test_a_reply_that_is_lost_does_not_count_in_the_servers_control():
+    server, engine = scripted(clients=4, weights=one(1.0), participation=0.5, model=One())
+    server.state.control = one(10.0)
+
+    def train(i, message, t):
+        if i == lost:
+            raise RuntimeError("gone")
+        return Update(one(2.0), samples=10, control=one(8.0))
+
+    engine.script["train"] = train
+    lost = server.select(0)[0]
+    Scaffold().round(server, 0)
+    assert [loss["client"] for loss in server.lost] == [lost]
+    assert server.state.weights["w"].item() == 2.0
+    assert server.state.control["w"].item() == 10.0 + 1 / 4 * 8.0
+
+
 def test_the_servers_control_is_the_mean_of_the_clients_when_all_take_part():
     server = run_rounds(Scaffold(local_epochs=2, batch_size=8), rounds=3)
     for name, c in server.state.control.items():

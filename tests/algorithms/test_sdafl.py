@@ -15,7 +15,7 @@ from torch.nn import functional
 
 import fedfill
 from fedfill.algorithms.fedavg import FedAvg
-from fedfill.algorithms.sdafl import SDAFL, SDAFLAC, Aided, AidedUpdate, Images, Pretrain, Pretrained
+from fedfill.algorithms.sdafl import SDAFL, SDAFLAC, Aided, AidedUpdate, Images, ImagesRequest, Pretrain, Pretrained
 from fedfill.data.federation import Federation
 from fedfill.data.samples import Batch, Samples, normalise
 from fedfill.engines.contract import Client, State
@@ -23,6 +23,7 @@ from fedfill.engines.host import make_resident
 from fedfill.errors import FedfillError
 from fedfill.models.views import weights_of
 from fedfill.privacy.accountant import replaced_epsilon
+from fedfill.synthesis import gan
 from fedfill.training.local import Context
 from fedfill.tree import size
 
@@ -221,8 +222,11 @@ def test_a_lost_upload_is_asked_for_three_times_and_then_the_others_go_on():
     assert world.labels == [[0] * N, [2] * N]
 
 
-def test_an_upload_that_comes_the_second_time_is_taken():
-    world = World()
+@pytest.mark.parametrize(
+    ("kind", "labels"), [(SDAFL, [[-1] * N] * 3), (SDAFLAC, [[0] * N, [1] * N, [2] * N])], ids=["sdafl", "sdafl-ac"]
+)
+def test_an_upload_that_comes_the_second_time_is_taken(kind: type[SDAFL], labels: list[list[int]]):
+    world = World(kind=kind)
     answer, asked = world.engine.script["upload"], []
 
     def late(i: int, message: Any, t: int) -> Images:
@@ -234,7 +238,10 @@ def test_an_upload_that_comes_the_second_time_is_taken():
     world.engine.script["upload"] = late
     world.prepare()
     assert world.server.warnings == []
-    assert world.server.state.owners.tolist() == [0] * N + [1] * N + [2] * N
+    pool, owners = world.server.state.pool, world.server.state.owners
+    assert owners.tolist() == [0] * N + [1] * N + [2] * N
+    assert all(torch.equal(pool.inputs[owners == i], bars(N, [i], i).inputs) for i in range(3))
+    assert world.labels == labels
 
 
 IMAGES = bars(N, [0], 0).inputs
@@ -458,13 +465,31 @@ def test_sdafl_ac_knows_its_labels_and_never_asks_again():
     assert down == 4 * (3 * (model + 24) + 24 * 64)
 
 
+def test_sdafl_ac_asks_for_classes_by_their_shares_and_says_which_image_is_of_which(monkeypatch: pytest.MonkeyPatch):
+    asked: list[torch.Tensor] = []
+    original = gan.generate
+    monkeypatch.setattr(
+        gan, "generate", lambda now, wanted, *rest: asked.append(wanted) or original(now, wanted, *rest)
+    )
+    algorithm = SDAFLAC(**QUICK)
+    client = Client(
+        id=0, round=-1, data=bars(40, [2] * 7 + [3], 0), classes=CLASSES, state=State(algorithm.client_state()), initial={},
+        seed=0, resident=lambda weights: net(),
+    )  # fmt: skip
+    with pytest.raises(StopIteration) as finished:
+        algorithm.upload(client, ImagesRequest(800)).send(None)
+    reply = finished.value.value
+    assert torch.equal(reply.labels, asked[0])
+    counts = torch.bincount(reply.labels, minlength=CLASSES).tolist()
+    assert counts[:2] == [0, 0]
+    assert counts[2:] == pytest.approx([700, 100], abs=40)  # 35 and 5 of 40 images
+
+
 @pytest.mark.parametrize(("noise", "own"), [("none", True), ("paper_eq3", True), ("dpsgd", False)])
 def test_a_conditional_generator_is_asked_for_its_clients_classes(
     monkeypatch: pytest.MonkeyPatch, noise: str, own: bool
 ):
     asked: list[list[int] | None] = []
-    from fedfill.synthesis import gan
-
     original = gan.train
     monkeypatch.setattr(gan, "train", lambda *given: asked.append(given[-1]) or original(*given))
     run_rounds(SDAFLAC(**QUICK, noise=noise), 1)
@@ -487,8 +512,6 @@ def partly_labelled() -> Federation:
 
 def test_gans_are_trained_on_unlabelled_images_too_unless_they_need_labels(monkeypatch: pytest.MonkeyPatch):
     sizes: list[int] = []
-    from fedfill.synthesis import gan
-
     original = gan.train
     monkeypatch.setattr(gan, "train", lambda now, data, *rest: sizes.append(len(data)) or original(now, data, *rest))
     run_rounds(SDAFL(**QUICK), 1, federation=partly_labelled())
@@ -545,12 +568,20 @@ def entries(server: Any) -> dict[str, dict[str, Any]]:
     return {entry["released"]: entry for entry in server.ledger.account(1e-5)["entries"]}
 
 
-def test_dpsgd_has_a_figure_for_the_images_and_none_in_total():
-    server = run_rounds(SDAFL(**QUICK, noise="dpsgd", target_epsilon=5.0), 1)
+@pytest.mark.parametrize("federation", [small_federation, partly_labelled])
+def test_dpsgd_has_a_figure_for_the_images_and_none_in_total(
+    federation: Callable[[], Federation], monkeypatch: pytest.MonkeyPatch
+):
+    """The same 40 images, of which the account takes as many as the training, with labels and without."""
+    used: list[float] = []
+    original = gan.train
+    monkeypatch.setattr(gan, "train", lambda *given: used.append(given[6]) or original(*given))
+    server = run_rounds(SDAFL(**QUICK, noise="dpsgd", target_epsilon=5.0), 1, federation=federation())
     images = entries(server)["Images.inputs"]
     multiplier = SDAFL(**QUICK, noise="dpsgd", target_epsilon=5.0).gan().noise_multiplier(40, 3)
     # 3 steps of the generator with 2 of the critic each, and 8 of 40 images expected in each
     assert images["epsilon"] == replaced_epsilon(0.0, ((multiplier, 0.2, 6),), 1e-5)
+    assert set(used) == {multiplier}
     assert images["epsilon"] > 5 > entries(server)["Pretrained.iterations"]["epsilon"] == 0
     assert "epsilon 5 at delta 1e-05 for an image added or removed" in images["mechanism"]
     account = server.ledger.account(1e-5)
@@ -568,8 +599,6 @@ def test_without_clipping_the_images_have_no_guarantee(noise: str):
 
 def test_a_pre_training_that_was_lost_is_made_up_for_at_the_upload(monkeypatch: pytest.MonkeyPatch):
     """Client 1 hears of no chunk; its GAN has had all its steps when it uploads."""
-    from fedfill.synthesis import gan
-
     done: list[int] = []
     original = gan.generate
     monkeypatch.setattr(gan, "generate", lambda now, *rest: done.append(now.iterations) or original(now, *rest))

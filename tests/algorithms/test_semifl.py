@@ -74,6 +74,7 @@ def test_rounds_by_hand():
     trained: list[Any] = []
 
     def fit(weights: Any, loss: Any, training: Any, *, data: Samples) -> Any:
+        assert loss == algorithm.weakly
         trained.append((float(weights["w"]), training.steps, training.batch_size, len(data)))
         return SimpleNamespace(weights={**weights, "w": weights["w"] + 0.5})
 
@@ -112,7 +113,12 @@ def asked(scores: torch.Tensor, tau: float) -> Any:
         return finished.value
 
 
-def test_who_is_not_sure_of_two_samples_drops_out():
+def test_who_is_not_sure_of_two_samples_drops_out(monkeypatch: pytest.MonkeyPatch):
+    mixed: list[list[int]] = []
+    original = SemiFL.fix_mix
+    monkeypatch.setattr(
+        SemiFL, "fix_mix", lambda self, guessed: mixed.append(guessed.labels.tolist()) or original(self, guessed)
+    )
     scores = torch.tensor([[0.0, 5.0], [0.2, 0.0], [2.0, 0.0]])  # probabilities 0.993, 0.550, 0.881
     for tau in (0.9, 1.0):
         assert asked(scores, tau) == Trained(None, 0)
@@ -120,6 +126,7 @@ def test_who_is_not_sure_of_two_samples_drops_out():
     assert isinstance(request, Fit)
     assert request.data.inputs.tolist() == scores[[0, 2]].tolist()
     assert request.data.labels.tolist() == [1, 0]
+    assert mixed == [[1, 0, 0]]  # those that nobody is sure of are mixed in
     assert (request.training.batch_size, request.training.steps, request.training.learning_rate) == (64, 40, 0.03)
     assert asked(scores[:0], 0.0) == Trained(None, 0)
 

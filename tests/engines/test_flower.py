@@ -816,6 +816,19 @@ def test_noise_is_other_noise_where_anything_differs_that_the_answer_is_made_of(
     assert with_that_key("settings", digest="another") != first
 
 
+def test_noise_for_two_purposes_is_not_the_same(tmp_path: Path) -> None:
+    class Twice(FedAvg):
+        @client_handler
+        async def twice(self, client: Client, message: Broadcast) -> Hello:
+            draws = [torch.randint(10**9, (1,), generator=client.noise(purpose)).item() for purpose in ("a", "b")]
+            return Hello(draws[0], draws[1], "", True)
+
+    world = World("fedavg", tmp_path, algorithm=Twice(), secret=True)
+    world.server.begin(0)
+    reply = world.server.call([1], world.algorithm.twice, Broadcast({"w": torch.tensor([1.0])}))[1]
+    assert reply.client != reply.protocol
+
+
 def test_a_round_that_is_done_again_releases_the_same_noise(tmp_path: Path) -> None:
     """Else the account, which goes back with the checkpoint, would have one release where there were two."""
     world = World("feddpms", tmp_path, secret=True)

@@ -118,6 +118,26 @@ def test_it_goes_on_where_it_stopped(change):
     assert (at_once.averaged is None) == ("average" not in change)
 
 
+def test_the_moving_average_by_hand_and_it_makes_the_images():
+    settings = dataclasses.replace(SMALL, average=0.9)
+    data, begin = blobs(), gan.start((1, 8, 8), settings, stream())
+    trained = gan.train(begin, data, 1, settings, stream(1), stream(2))
+    moved = 0.0
+    for name, tensor in trained.averaged.items():
+        if tensor.is_floating_point():
+            torch.testing.assert_close(tensor, 0.9 * begin.generator[name] + 0.1 * trained.generator[name])
+            moved = max(moved, float((trained.generator[name] - begin.generator[name]).abs().max()))
+    assert moved > 1e-4
+
+    def images(trained):
+        floats = Samples(data.inputs / 127.5 - 1, data.labels)  # in bytes an untrained generator makes one grey
+        return gan.generate(trained, 4, floats, settings, stream(3))
+
+    without = dataclasses.replace(trained, averaged=None)
+    assert not torch.equal(images(trained), images(without))
+    assert torch.equal(images(trained), images(dataclasses.replace(without, generator=trained.averaged)))
+
+
 def test_what_raises_ends_the_training():
     def check():
         raise TimeoutError
@@ -126,10 +146,11 @@ def test_what_raises_ends_the_training():
         gan.train(gan.start((1, 8, 8), SMALL, stream()), blobs(), 5, SMALL, stream(1), stream(2), check=check)
 
 
-def test_without_clipping_and_noise_dpsgd_is_the_plain_gradient():
+@pytest.mark.parametrize("classes", [0, 2])
+def test_without_clipping_and_noise_dpsgd_is_the_plain_gradient(classes):
     """Every image in every batch, a clip that never clips and noise that is nothing: the gradient of the plain loss."""
     data = blobs(8)
-    private = dataclasses.replace(SMALL, noise="dpsgd", clip=1e9, batch_size=8)
+    private = dataclasses.replace(SMALL, noise="dpsgd", clip=1e9, batch_size=8, classes=classes)
     generator, critic = Generator((1, 8, 8), private), Critic((1, 8, 8), private)
     begin = gan.start((1, 8, 8), private, stream())
     generator.load_state_dict(begin.generator)
@@ -149,6 +170,72 @@ def test_without_clipping_and_noise_dpsgd_is_the_plain_gradient():
         found.append([p.grad.clone() for p in critic.parameters()])
     for ours, plain in zip(*found, strict=True):
         torch.testing.assert_close(ours, plain, rtol=1e-4, atol=1e-5)
+
+
+class Bright(torch.nn.Module):
+    """A critic that likes bright images: its score is w times the mean."""
+
+    def __init__(self):
+        super().__init__()
+        self.w = torch.nn.Parameter(torch.ones(1))
+
+    def forward(self, images):
+        return self.w * images.mean((1, 2, 3)), images.new_zeros(len(images), 0)
+
+
+@pytest.mark.parametrize(("clip", "expected"), [(100.0, -6 / 8), (0.5, -1.5 / 8)])
+def test_a_private_step_is_divided_by_the_expected_batch_and_not_by_the_one_at_hand(clip, expected):
+    """Three images of 1 and fakes of -1: each has the gradient -2, and eight of 40 images are expected."""
+    settings = dataclasses.replace(SMALL, noise="dpsgd", clip=clip, penalty=0.0, batch_size=8)
+    data = Samples(torch.full((40, 1, 8, 8), 255, dtype=torch.uint8), torch.zeros(40, dtype=torch.int64))
+
+    class Three(gan._Draws):
+        def batch(self, n):
+            return torch.tensor([4, 17, 30])
+
+    critic, draws = Bright(), Three(stream(1), settings, torch.device("cpu"))
+    gan._step_critic(
+        critic, lambda z, labels: torch.full((len(z), 1, 8, 8), -1.0), data, settings, draws, stream(2), 1e-15
+    )
+    assert critic.w.grad.item() == pytest.approx(expected, rel=1e-5)
+
+
+class Nobody(gan._Draws):
+    def batch(self, n):
+        return torch.arange(0)
+
+
+@pytest.mark.parametrize("kind", [gan._Draws, Nobody])
+def test_the_noise_of_a_private_step_by_hand(kind):
+    """3 times the clip of 0.1, on a sum that is divided by the expected 8 of 40 images; where nobody was drawn, too."""
+    settings = dataclasses.replace(SMALL, noise="dpsgd", clip=0.1, batch_size=8)
+    found = []
+    for multiplier in (3.0, 1e-15):
+        generator, critic = Generator((1, 28, 28), settings), Critic((1, 28, 28), settings)
+        begin = gan.start((1, 28, 28), settings, stream())
+        generator.load_state_dict(begin.generator)
+        critic.load_state_dict(begin.critic)
+        draws = kind(stream(1), settings, torch.device("cpu"))
+        gan._step_critic(critic, generator, blobs(40, 28), settings, draws, stream(2), multiplier)
+        found.append(torch.cat([p.grad.flatten() for p in critic.parameters()]))
+    noise = found[0] - found[1]
+    assert len(noise) > 5000
+    assert float(noise.std()) == pytest.approx(0.0375, rel=0.05)
+    assert abs(float(noise.mean())) < 0.002
+
+
+def test_with_dpsgd_each_image_is_in_a_batch_by_a_coin_of_its_own():
+    settings = dataclasses.replace(SMALL, noise="dpsgd", batch_size=8)
+    draws = gan._Draws(stream(), settings, torch.device("cpu"))
+    batches = [draws.batch(40) for _ in range(400)]
+    sizes = torch.tensor([len(batch) for batch in batches], dtype=torch.float64)
+    # binomial: 40 * 0.2, and 40 * 0.2 * 0.8
+    assert float(sizes.mean()) == pytest.approx(8, abs=0.5)
+    assert float(sizes.var()) == pytest.approx(6.4, rel=0.25)
+    times = torch.bincount(torch.cat(batches), minlength=40)
+    assert 45 < int(times.min()) <= int(times.max()) < 115  # 400 * 0.2, with a deviation of 8
+    plain = gan._Draws(stream(), SMALL, torch.device("cpu"))
+    assert {len(plain.batch(40).unique()) for _ in range(20)} == {8}
 
 
 def test_one_image_moves_a_private_step_by_no_more_than_the_clip():

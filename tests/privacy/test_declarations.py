@@ -1,0 +1,71 @@
+"""What the fields of all replies are declared to give away, in one table: a field that is declared anew has to be written here too."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+import pytest
+
+from fedfill.algorithms import known_algorithms
+from fedfill.engines.flower_messages import handlers_of
+
+UNBOUNDED, INDEPENDENT, AT_RUN_TIME = "no guarantee", "independent of the client's data", "decided by the handler"
+
+CONTRIBUTED = {"weights": UNBOUNDED, "samples": UNBOUNDED, "scale": UNBOUNDED, "control": UNBOUNDED}
+TABLE: dict[str, dict[str, str]] = {
+    "fedavg.Update": CONTRIBUTED,
+    "central.Trained": {"weights": UNBOUNDED},
+    "local.Turn": {},
+    "feddpms.PreliminaryReply": {**CONTRIBUTED, "decoder": UNBOUNDED},
+    "feddpms.Scarce": {"classes": UNBOUNDED},
+    "feddpms.SecondaryReply": {
+        **CONTRIBUTED, "benefited": INDEPENDENT, "classes": UNBOUNDED, "counts": AT_RUN_TIME, "codes": AT_RUN_TIME,
+        "acceptance": AT_RUN_TIME,
+    },
+    "naivemix.SharedMeans": {"means": UNBOUNDED},
+    "fedzda.ZeroShotUpdate": {**CONTRIBUTED, "model": UNBOUNDED, "losses": INDEPENDENT},
+    "fraug.SharedUpdate": {"weights": UNBOUNDED, "samples": UNBOUNDED, "generator": UNBOUNDED},
+    "feddpgan.Own": {"generator": AT_RUN_TIME, "critic": AT_RUN_TIME},
+    "sdafl.Pretrained": {"iterations": INDEPENDENT},
+    "sdafl.Images": {"inputs": AT_RUN_TIME, "labels": UNBOUNDED},
+    "sdafl.AidedUpdate": {**CONTRIBUTED, "model": UNBOUNDED},
+    "semifl.Labelled": {"samples": UNBOUNDED, "unlabelled": UNBOUNDED},
+    "semifl.Trained": {"weights": UNBOUNDED, "samples": UNBOUNDED},
+    "semifl.Statistics": {"statistics": UNBOUNDED, "samples": UNBOUNDED},
+}  # fmt: skip
+"""By message and field, for every reply of every algorithm."""
+
+OURS = {name: kind for name, kind in known_algorithms().items() if kind.__module__.startswith("fedfill.")}
+
+
+def replies(name: str) -> dict[str, Any]:
+    kinds = {reply for _, reply in handlers_of(OURS[name]()).values()}
+    return {f"{kind.__module__.rsplit('.', 1)[1]}.{kind.__name__}": kind for kind in kinds}
+
+
+def declared(kind: Any, field: str) -> str:
+    release = kind.declared.get(field)
+    if release is None:
+        return AT_RUN_TIME
+    if release.mu is None:
+        # what noise would be worth under conditions is no matter of a class
+        assert (release.conditional_mu, release.conditions, release.sampled) == (None, (), None)
+        return UNBOUNDED
+    assert (release.mu, release.sampled) == (0.0, None)
+    return INDEPENDENT
+
+
+@pytest.mark.parametrize("name", sorted(OURS))
+def test_every_field_is_declared_as_in_the_table(name: str) -> None:
+    found = {
+        message: {field.name: declared(kind, field.name) for field in fields(kind)}
+        for message, kind in replies(name).items()
+    }
+    assert found == {message: TABLE[message] for message in found}
+
+
+def test_no_declaration_is_of_a_field_that_is_none_and_the_table_has_no_message_too_many() -> None:
+    kinds = {message: kind for name in OURS for message, kind in replies(name).items()}
+    assert set(kinds) == set(TABLE)
+    assert all(kind.declared.keys() <= set(TABLE[message]) for message, kind in kinds.items())
