@@ -180,7 +180,7 @@ def scripted(
     weights: Weights,
     participation: float = 1.0,
     model: torch.nn.Module | None = None,
-    secret: bytes | None = None,
+    secret: Callable[[], bytes] | None = None,
 ) -> tuple[Server, ScriptedEngine]:
     """A server in round 0 whose clients are scripted."""
     engine = ScriptedEngine()

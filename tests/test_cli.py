@@ -210,7 +210,9 @@ def test_places_that_cannot_be_used(elsewhere: Path) -> None:
         (["compare", "fedavg:x"], ["allowed: NAME or NAME:setting=value"]),
         (
             ["compare", "fedavg", "--set", "clip=3"],
-            ["fedavg has no 'clip'; that is a setting of dpfedavg, feddpgan, sdafl, sdafl-ac"],
+            [
+                "fedavg has no 'clip', which is a setting of dpfedavg, feddpgan, sdafl, sdafl-ac; 'fedfill list settings fedavg' has its own"
+            ],
         ),
         (["list", "algorithm"], ["list: found 'algorithm'; did you mean 'algorithms'?"]),
         (["list", "settings"], ["list settings: name an algorithm"]),

@@ -192,7 +192,7 @@ def execute(
     path: Path,
     on_round: OnRound | None = None,
     connect: Connect = make_engine,
-    secret: bytes | None = None,
+    secret: Callable[[], bytes] | None = None,
 ) -> Result:
     """Run an experiment in a folder, from its last checkpoint where there is one.
 
@@ -201,7 +201,7 @@ def execute(
         path: The run directory.
         on_round: Called after each round.
         connect: Makes the engine.
-        secret: The server's key for noise that protects clients; None: such noise comes from the seed.
+        secret: Gives the server's key for noise that protects clients, where one is needed; None: such noise comes from the seed.
 
     Returns:
         The finished run; one that was finished before is read and not run again.
@@ -262,7 +262,7 @@ def _loop(
     device: torch.device,
     on_round: OnRound | None,
     connect: Connect,
-    secret: bytes | None,
+    secret: Callable[[], bytes] | None,
 ) -> Result:
     experiment, algorithm, federation = prepared.experiment, prepared.algorithm, prepared.federation
     engine = connect(prepared, device)
@@ -396,7 +396,9 @@ def synthetic_images(prepared: Prepared, directory: RunDirectory, device: torch.
         engine.close()
 
 
-def _server(prepared: Prepared, engine: Engine, device: torch.device, secret: bytes | None = None) -> Server:
+def _server(
+    prepared: Prepared, engine: Engine, device: torch.device, secret: Callable[[], bytes] | None = None
+) -> Server:
     """The server as it is before the first round."""
     experiment, federation = prepared.experiment, prepared.federation
     server = Server(

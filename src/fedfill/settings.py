@@ -108,8 +108,10 @@ def split_settings(algorithm: type[Algorithm], values: Mapping[str, Any]) -> tup
         else:
             known = [*algorithm.model_fields, *ModelSettings.model_fields]
             if owners := [other for other, kind in known_algorithms().items() if name in kind.model_fields]:
+                some = ", ".join(owners[:4]) + (" and others" if len(owners) > 4 else "")
                 raise FedfillError(
-                    f"setting: {algorithm.name} has no '{name}'; that is a setting of {', '.join(owners)}"
+                    f"setting: {algorithm.name} has no '{name}', which is a setting of {some}; "
+                    f"'fedfill list settings {algorithm.name}' has its own"
                 )
             raise FedfillError(f"setting: {algorithm.name} has no '{name}'; {did_you_mean(name, known)}")
     return own, models

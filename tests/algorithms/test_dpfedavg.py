@@ -97,7 +97,7 @@ def test_others_that_take_it_draw_cohorts_by_coins_too(host: type):
 
 def test_with_a_key_of_the_servers_own_neither_noise_nor_coins_follow_from_the_seed():
     def noise(key: bytes | None, sent: float = 1.0, t: int = 0) -> torch.Tensor:
-        server, engine = scripted(clients=4, weights={"w": torch.zeros(50)}, secret=key)
+        server, engine = scripted(clients=4, weights={"w": torch.zeros(50)}, secret=(lambda: key) if key else None)
         server.begin(t)
         engine.script["train"] = lambda i, message, t: Update({"w": torch.full((50,), sent)}, 10)
         DPFedAvg(clip=100.0, noise_multiplier=0.01).round(server, t)
@@ -111,14 +111,16 @@ def test_with_a_key_of_the_servers_own_neither_noise_nor_coins_follow_from_the_s
         assert all((one - two).abs().max() > 0.1 for two in others[i + 1 :])
 
     def cohorts(key: bytes | None) -> list[list[int]]:
-        server, _ = scripted(clients=50, weights={"w": torch.zeros(1)}, participation=0.3, secret=key)
+        server, _ = scripted(
+            clients=50, weights={"w": torch.zeros(1)}, participation=0.3, secret=(lambda: key) if key else None
+        )
         return [server.select_independently(t) for t in range(200)]
 
     assert cohorts(a) == cohorts(a)
     assert cohorts(a) != cohorts(b) != cohorts(None) != cohorts(a)
     share = [sum(i in cohort for cohort in cohorts(a)) / 200 for i in range(50)]
     assert all(0.15 < value < 0.45 for value in share)
-    every, _ = scripted(clients=5, weights={"w": torch.zeros(1)}, secret=a)
+    every, _ = scripted(clients=5, weights={"w": torch.zeros(1)}, secret=lambda: a)
     assert every.select_independently(0) == list(range(5))
 
 

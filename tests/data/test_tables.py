@@ -119,6 +119,7 @@ def test_parquet_and_csv_say_the_same(folder: Path) -> None:
         ("age,label", ["1,a", "2,", "3,b"], "column 'label' of .*train.csv' has 1 empty cells; fill them"),
         ("age,label,domain", ["1,a,x", "2,b,"], "column 'domain' of .*train.csv' has 1 empty cells; fill them"),
         (",age,label", ["0,1,a", "1,2,b"], "has a column without a name, .* row numbers; write it with index=False"),
+        ("Unnamed: 0.1,age,label", ["0,1,a", "1,2,b"], "has a column without a name, 'Unnamed: 0.1', .* index=False"),
         ("Unnamed: 0,age,label", ["0,1,a", "1,2,b"], "has a column without a name, 'Unnamed: 0', .* index=False"),
         ("age,label", ["1,a", "-1e200,b"], "column 'age' of .*train.csv' holds a number of size 1e\\+200; allowed: up to 1e\\+100"),
         ("age,label", ["1,a", "inf,b"], "column 'age' of .*train.csv' holds NaN or infinite values"),

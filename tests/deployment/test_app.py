@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,7 @@ from fedfill.deployment.app import PACKAGE, init_app, write_app
 from fedfill.deployment.programs import HOST, SERVER, read_app, read_task
 from fedfill.errors import FedfillError
 from fedfill.preparation import arrange
-from fedfill.runs.directory import RunDirectory
+from fedfill.runs.directory import RunDirectory, write_atomically
 
 FILES = {
     "README.md",
@@ -229,7 +229,7 @@ def test_a_server_that_can_t_write_its_log_says_so(app: Path, tmp_path: Path) ->
 def test_a_server_has_a_key_for_its_noise_beside_the_run_directory(
     app: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found: list[bytes | None] = []
+    found: list[Callable[[], bytes] | None] = []
 
     def noted(*arguments: Any) -> Any:
         found.append(arguments[-1])
@@ -240,12 +240,32 @@ def test_a_server_has_a_key_for_its_noise_beside_the_run_directory(
         with pytest.raises(FedfillError, match="enough"):
             programs._serve(app / PACKAGE, None, {**SERVER, "out": str(tmp_path / out), "noise": noise}, None, None)  # type: ignore[arg-type]
     assert SERVER["noise"] == "secret"
-    one, same, another, none = found
-    assert one == same != another
+    *secret, none = found
     assert none is None
-    assert (tmp_path / "a" / "noise.key").stat().st_mode & 0o777 == 0o600
-    assert one != (tmp_path / "a" / "noise.key").read_bytes(), "another experiment has another one"
-    assert not (tmp_path / "c" / "noise.key").exists()
+    assert not list(tmp_path.rglob("*noise.key")), "it is made where an algorithm asks for it"
+    keys = {make() for make in secret if make is not None}
+    assert len(keys) == 3, "no two runs draw the same cohorts"
+    place = tmp_path / "a" / "run.noise.key"
+    assert place.stat().st_mode & 0o777 == 0o600
+    assert not keys & {place.read_bytes()}, "another experiment has another one"
+
+    def again() -> bytes:
+        with pytest.raises(FedfillError, match="enough"):
+            programs._serve(app / PACKAGE, None, {**SERVER, "out": str(tmp_path / "a/run")}, None, None)  # type: ignore[arg-type]
+        assert found[-1] is not None
+        return found[-1]()
+
+    assert again() in keys
+    write_atomically(tmp_path / "a" / "run" / "checkpoint" / "state.safetensors", b"")
+    assert again() in keys, "a run that goes on has the key of before"
+    place.unlink()
+    with pytest.raises(
+        FedfillError, match=r"noise: the key .*run\.noise\.key is gone, from which this run's noise came; put it back"
+    ):
+        again()
+    place.write_bytes(b"")
+    with pytest.raises(FedfillError, match=r"noise: found 0 bytes in the key .* allowed: 32 that nobody can guess"):
+        again()
     with pytest.raises(FedfillError, match="noise: found 'none'; allowed: secret, seed"):
         programs._serve(app / PACKAGE, None, {**SERVER, "out": str(tmp_path / "d/run"), "noise": "none"}, None, None)  # type: ignore[arg-type]
 
@@ -378,7 +398,7 @@ def test_the_readme_names_every_file_and_setting_that_there_is(app: Path) -> Non
         ("fedavg", {"client_test": 0.0}, ["`Update.weights`: model update, sent as it is"]),
         (
             "semifl", {"labelled_per_client": 5},
-            ["`Labelled.samples`: the client's labelled samples themselves: raw data leave it", "how a model does on the host's own test split, exact"],
+            ["`Labelled.samples`: the client's labelled samples themselves: raw data leave it", "how a model does on the host's own test split: right answers"],
         ),
         ("feddpms", {"n_classes": 1}, ["`SecondaryReply.codes`: the run's account says how it is made"]),
     ],
@@ -386,8 +406,10 @@ def test_the_readme_names_every_file_and_setting_that_there_is(app: Path) -> Non
 def test_the_readme_says_what_leaves_a_host_and_how_to_rehearse(
     algorithm: str, options: dict[str, Any], sentences: list[str], tmp_path: Path
 ) -> None:
+    kept: dict[str, Any] = {"gpus_per_worker": 0.0, "reply_timeout": None}  # a run's experiment.toml has these too
     text = (
-        init_app(tmp_path / "app", algorithm, clients=3, local_epochs=2, engine="flower", **options) / "README.md"
+        init_app(tmp_path / "app", algorithm, clients=3, local_epochs=2, engine="flower", **kept, **options)
+        / "README.md"
     ).read_text()
     for sentence in sentences:
         assert sentence in text

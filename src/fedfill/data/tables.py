@@ -171,7 +171,7 @@ def _read(file: Path, texts: Sequence[str] = ()) -> Any:
     if len(set(table.column_names)) < len(table.column_names):
         raise FedfillError(f"data: '{file}' has two columns of one name")
     # pandas calls a column without a name so when it reads it
-    if nameless := [name for name in table.column_names if name == "" or re.fullmatch(r"Unnamed: \d+", name)]:
+    if nameless := [name for name in table.column_names if name == "" or re.fullmatch(r"Unnamed: \d+(\.\d+)*", name)]:
         called = f", '{nameless[0]}'," if nameless[0] else ","
         raise FedfillError(
             f"data: '{file}' has a column without a name{called} as pandas writes its row numbers; write it with index=False, "

@@ -13,7 +13,6 @@ from typing import Any
 import tomli_w
 
 from fedfill.data.hosts import Task
-from fedfill.engines.flower_messages import handlers_of
 from fedfill.errors import FedfillError
 from fedfill.loop import Prepared, document_of
 from fedfill.preparation import arrange
@@ -145,21 +144,29 @@ def write_app(
         write_atomically(folder / path, text.encode())
 
 
+_NOT_REHEARSED = {"engine", "workers", "ray_address", "gpus_per_worker"}
+"""Options that a rehearsal does not have; a network of one's own, and what is not given, can't be told there either."""
+
+
 def _rehearsal(algorithm: str, options: Mapping[str, Any]) -> str:
     """The command that runs the same on stand-in data."""
     words = ["fedfill", "deploy", "rehearse", algorithm]
     for name, value in options.items():
-        if name == "engine":  # a rehearsal is on flower
+        if name in _NOT_REHEARSED or not isinstance(value, str | int | float | Path):
             continue
         if name in Experiment.model_fields:
             words += [f"--{name.replace('_', '-')}", str(value)]
         else:
-            words += ["--set", f"{name}={'none' if value is None else value}"]
+            words += ["--set", f"{name}={value}"]
     return shlex.join(words)
 
 
 def _sent(prepared: Prepared) -> str:
     """What a host may send, a line for each: the fields of its replies with the words of the ledger."""
+    from fedfill.engines.flower_messages import (
+        handlers_of,
+    )  # here: without Flower there is a sentence, and no traceback
+
     lines: dict[str, None] = {}
     for _, reply in handlers_of(prepared.algorithm).values():
         declared = getattr(reply, "declared", {})
@@ -169,7 +176,15 @@ def _sent(prepared: Prepared) -> str:
             lines[f"* `{reply.__name__}.{item.name}`: {words}"] = None
     shares = {"test": prepared.experiment.client_test, "validation": prepared.experiment.client_validation}
     if splits := [name for name, share in shares.items() if share]:
-        lines[f"* after a round: how a model does on the host's own {' and '.join(splits)} split, exact"] = None
+        lines[
+            f"* after a round: how a model does on the host's own {' and '.join(splits)} split: right answers and samples, for the "
+            "test split by class, and the sum of losses, exact"
+        ] = None
+    lines["* at the start: its number, the digest of the experiment, and whether it has a test split of its own"] = None
+    lines[
+        "* with each reply: seconds in training and samples that passed through it; where a handler fails one line of the error, "
+        "which may name files"
+    ] = None
     return "\n".join(lines)
 
 
@@ -185,7 +200,7 @@ Try everything on one machine first, with stand-in data: `{rehearsal}`.
 
 ## What a host sends
 
-Nothing but these leaves a host, each where the settings call for it; `summary.json` has the account of a run, with what is protected.
+These fields of its replies, each where the settings call for it, and no others; `summary.json` has the account of a run, with what is protected.
 
 {_sent(prepared)}
 
@@ -254,7 +269,7 @@ flwr run . {name} --stream
 ```
 
 The run directory lies where `out` in `pyproject.toml` says, on the server: `rounds.jsonl`, `summary.json`, `checkpoint/`, `deployment/server.log`.
-Beside it lies `noise.key`, for algorithms whose server adds noise: give it to nobody. After a
+Beside it lies `NAME.noise.key` where the algorithm's server adds noise: give it to nobody, and let it move with the run. After a
 crash of the server, start the SuperLink as before and say `fedfill resume OUT` with that directory, or the command above again: the run goes on
 after its last finished round. A host that comes back joins the next round. For a new run from the beginning, change `out`: hosts
 begin anew with it.

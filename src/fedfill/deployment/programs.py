@@ -6,6 +6,7 @@ a host's own business - where its data and its state lie - it says itself when i
 
 from __future__ import annotations
 
+import functools
 import logging
 import sys
 from pathlib import Path
@@ -187,8 +188,14 @@ def _serve(
     if not out.is_absolute():
         raise FedfillError(f"out: found '{out}'; allowed: an absolute path, or one that begins with ~")
     RunDirectory(out).check(prepared.digest)
-    # beside the run directory, which others may be given
-    secret = noise_key(out.parent / "noise.key", prepared.digest) if _secret(config) else None
+    begun = (out / "checkpoint" / "state.safetensors").exists()
+
+    @functools.cache
+    def key() -> bytes:
+        # beside the run directory, which others may be given; one for each, so that no two runs draw the same cohorts
+        return noise_key(out.with_name(f"{out.name}.noise.key"), prepared.digest, new=not begun)
+
+    secret = key if _secret(config) else None
     place = Path(config["log"] or out / "deployment" / "server.log")
     with writing(place):
         _speak(place)
@@ -224,6 +231,8 @@ def _serve(
         for lost in record["lost"]:
             log.warning("lost client %d (%s): %s", lost["client"], lost["handler"], lost["reason"])
 
+    if secret is None:
+        log.warning("noise=seed: the server's noise comes from the seed, which every host knows, and protects nobody")
     result = execute(prepared, out, on_round, connect, secret)
     log.info("finished: accuracy %.4f; the run lies in %s", result.summary["accuracy"], result.directory)
 

@@ -285,8 +285,8 @@ class Server:
         resident: A model for the server's own use, in no client's way.
         sample: One sample of nothing, with the type and shape of the clients'.
         min_replies: Good replies that a call to a whole cohort must have.
-        secret: A key that only the server has, from which noise and coins come that protect clients; None: they come from the
-            seed.
+        secret: Gives a key that only the server has, from which noise and coins come that protect clients; None: they come
+            from the seed.
 
     Attributes:
         state: What the server keeps between rounds.
@@ -310,7 +310,7 @@ class Server:
         resident: Resident,
         sample: Samples,
         min_replies: int = 1,
-        secret: bytes | None = None,
+        secret: Callable[[], bytes] | None = None,
     ) -> None:
         self.clients = clients
         self.classes = classes
@@ -356,7 +356,7 @@ class Server:
         if self._secret is None:
             coins = numpy_stream(self.seed, "cohort", t).random(self.clients).tolist()
         else:
-            own = secret_stream(self._secret, "cohort", t)
+            own = secret_stream(self._secret(), "cohort", t)
             coins = torch.rand(self.clients, generator=own, dtype=torch.float64).tolist()
         chosen = [i for i in range(self.clients) if coins[i] < self.participation]
         self._cohort_size = len(chosen)
@@ -392,7 +392,7 @@ class Server:
         if self._secret is None:
             return self.stream(purpose)
         device = next((tensor.device for tensor in self.initial.values()), "cpu")
-        return secret_stream(self._secret, "server", purpose, self._round, tree.sha256(hidden), device=device)
+        return secret_stream(self._secret(), "server", purpose, self._round, tree.sha256(hidden), device=device)
 
     def model(self, weights: Weights) -> nn.Module:
         """A model that holds `weights`, in evaluation mode, valid until the next `model` or `fit`."""

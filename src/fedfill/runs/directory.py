@@ -13,7 +13,7 @@ import secrets
 import tempfile
 import tomllib
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -74,27 +74,46 @@ def write_atomically(
             raise
 
 
-def noise_key(path: Path, digest: str) -> bytes:
+def noise_key(path: Path, digest: str, new: bool = True) -> bytes:
     """A party's key for its noise in one experiment, from its own, which is made at first use; nobody else may ever read it.
 
     Args:
         path: Of the party's own key.
         digest: Of the experiment.
+        new: Whether it may be made; what goes on with noise of before needs the key of before.
 
     Returns:
         32 bytes.
 
     Raises:
-        FedfillError: Where the key can't be read or written.
+        FedfillError: Where the key can't be written or read, is none, or is gone.
     """
-    if not path.exists():
-        write_atomically(path, secrets.token_bytes(32), mode=0o600)
+    if new:
+        with writing(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            # whoever comes second reads what the first has written
+            with suppress(FileExistsError), open(path, "xb", opener=_private) as file:
+                file.write(secrets.token_bytes(_KEY))
     try:
-        return hmac.digest(path.read_bytes(), digest.encode(), "sha256")
+        key = path.read_bytes()
+    except FileNotFoundError:
+        raise FedfillError(
+            f"noise: the key {path} is gone, from which this run's noise came; put it back, or start in a new folder"
+        ) from None
     except OSError as error:
         raise FedfillError(
-            f"noise: can't read the key {path} ({error.strerror}); allowed: a file of this party's own"
+            f"noise: can't read the key {path} ({error.strerror}); allowed: a file of one's own"
         ) from error
+    if len(key) != _KEY:
+        raise FedfillError(f"noise: found {len(key)} bytes in the key {path}; allowed: {_KEY} that nobody can guess")
+    return hmac.digest(key, digest.encode(), "sha256")
+
+
+_KEY = 32
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
 
 
 def to_json(value: Any) -> bytes:
