@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import stat
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import pytest
 import torch
 
 from fedfill.errors import FedfillError
-from fedfill.runs.directory import RunDirectory, read_toml, to_json, write_atomically, writing
+from fedfill.runs.directory import RunDirectory, noise_key, read_toml, to_json, write_atomically, writing
 from fedfill.tree import Record
 
 EXPERIMENT = {"version": "1.2", "algorithm": "fedavg", "rounds": 2, "settings": {"local_epochs": 1}}
@@ -298,3 +299,18 @@ def test_read_toml(content: bytes | None, sentence: str, tmp_path: Path) -> None
         read_toml(path)
     with pytest.raises(FedfillError, match="can't read"):
         read_toml(tmp_path)
+
+
+def test_who_comes_second_takes_the_key_of_the_first(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "noise.key"
+    with ThreadPoolExecutor(8) as pool:
+        keys = set(pool.map(lambda _: noise_key(path, "digest"), range(16)))
+    assert len(keys) == 1
+    assert [file.name for file in path.parent.iterdir()] == ["noise.key"]
+    assert (path.stat().st_size, path.stat().st_mode & 0o777) == (32, 0o600)
+    assert noise_key(path, "digest", new=False) in keys
+    assert noise_key(path, "another") not in keys
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(FedfillError, match=r"noise: can't read the key .*noise\.key \(Is a directory\)"):
+        noise_key(path, "digest")

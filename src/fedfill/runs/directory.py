@@ -13,7 +13,7 @@ import secrets
 import tempfile
 import tomllib
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,8 @@ from fedfill.tree import Tree
 
 _FILES = {"experiment.toml", "deployment.toml", "rounds.jsonl", "summary.json", "partition.json", ".lock"}
 _FOLDERS = {"checkpoint", "samples", "deployment"}
+_KEY = 32
+"""Bytes of a key for noise."""
 
 
 @contextmanager
@@ -88,12 +90,25 @@ def noise_key(path: Path, digest: str, new: bool = True) -> bytes:
     Raises:
         FedfillError: Where the key can't be written or read, is none, or is gone.
     """
-    if new:
+    if new and not path.exists():
         with writing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-            # whoever comes second reads what the first has written
-            with suppress(FileExistsError), open(path, "xb", opener=_private) as file:
-                file.write(secrets.token_bytes(_KEY))
+            handle, name = tempfile.mkstemp(
+                dir=path.parent, prefix=f".{path.name}.", suffix=".tmp"
+            )  # its owner's alone
+            try:
+                with os.fdopen(handle, "wb") as file:
+                    file.write(secrets.token_bytes(_KEY))
+                    file.flush()
+                    os.fsync(file.fileno())
+                try:  # it appears whole, and whoever comes second takes the first one's
+                    os.link(name, path)
+                except FileExistsError:
+                    pass
+                except OSError:  # a file system without hard links
+                    os.replace(name, path)
+            finally:
+                Path(name).unlink(missing_ok=True)
     try:
         key = path.read_bytes()
     except FileNotFoundError:
@@ -107,13 +122,6 @@ def noise_key(path: Path, digest: str, new: bool = True) -> bytes:
     if len(key) != _KEY:
         raise FedfillError(f"noise: found {len(key)} bytes in the key {path}; allowed: {_KEY} that nobody can guess")
     return hmac.digest(key, digest.encode(), "sha256")
-
-
-_KEY = 32
-
-
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
 
 
 def to_json(value: Any) -> bytes:
