@@ -14,6 +14,7 @@ import time
 import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import datasets
@@ -32,8 +33,9 @@ from fedfill.data.hosts import FORMATS, Task, save_host
 from fedfill.data.samples import Samples
 from fedfill.data.sources import load
 from fedfill.deployment import programs
-from fedfill.deployment.app import PACKAGE, init_app, write_app
+from fedfill.deployment.app import PACKAGE, _sent, init_app, write_app
 from fedfill.deployment.programs import HOST, SERVER, read_app, read_task
+from fedfill.engines.contract import client_handler
 from fedfill.errors import FedfillError
 from fedfill.preparation import arrange
 from fedfill.runs.directory import RunDirectory, write_atomically
@@ -418,6 +420,16 @@ def test_the_readme_says_what_leaves_a_host_and_how_to_rehearse(
     assert f"rehearse {algorithm} --clients 3 --set local_epochs=2" in command
     called = CliRunner().invoke(cli, [*shlex.split(command)[1:], "--rounds", "0"])
     assert "rounds: found 0; allowed" in called.stderr, "everything else is understood"
+
+
+def test_what_a_handler_without_an_annotation_replies_is_listed_as_unknown() -> None:
+    class Plain:
+        @client_handler
+        async def tell(self, client, message):  # type: ignore[no-untyped-def]
+            """Say anything."""
+
+    prepared = SimpleNamespace(algorithm=Plain(), experiment=SimpleNamespace(client_test=0.0, client_validation=None))
+    assert _sent(prepared).startswith("* what `tell` replies; its code says what that is\n")  # type: ignore[arg-type]
 
 
 class Walk:

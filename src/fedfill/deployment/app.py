@@ -13,6 +13,7 @@ from typing import Any
 import tomli_w
 
 from fedfill.data.hosts import Task
+from fedfill.engines.contract import Message
 from fedfill.errors import FedfillError
 from fedfill.loop import Prepared, document_of
 from fedfill.preparation import arrange
@@ -163,15 +164,18 @@ def _rehearsal(algorithm: str, options: Mapping[str, Any]) -> str:
 
 def _sent(prepared: Prepared) -> str:
     """What a host may send, a line for each: the fields of its replies with the words of the ledger."""
-    from fedfill.engines.flower_messages import (
-        handlers_of,
-    )  # here: without Flower there is a sentence, and no traceback
+    # here: without Flower there is a sentence, and no traceback
+    from fedfill.engines.flower_messages import handlers_of
 
     lines: dict[str, None] = {}
-    for _, reply in handlers_of(prepared.algorithm).values():
-        declared = getattr(reply, "declared", {})
-        for item in fields(reply):
-            release = declared.get(item.name)
+    for handler, (_, reply) in handlers_of(prepared.algorithm).items():
+        if not (
+            isinstance(reply, type) and issubclass(reply, Message)
+        ):  # an algorithm of one's own that does not say what it replies
+            lines[f"* what `{handler}` replies; its code says what that is"] = None
+            continue
+        for item in fields(reply):  # type: ignore[arg-type]
+            release = reply.declared.get(item.name)
             words = release.mechanism if release is not None else "the run's account says how it is made"
             lines[f"* `{reply.__name__}.{item.name}`: {words}"] = None
     shares = {"test": prepared.experiment.client_test, "validation": prepared.experiment.client_validation}
@@ -200,7 +204,7 @@ Try everything on one machine first, with stand-in data: `{rehearsal}`.
 
 ## What a host sends
 
-These fields of its replies, each where the settings call for it, and no others; `summary.json` has the account of a run, with what is protected.
+The following, each where the settings call for it: fields of its replies, and what goes beside them. `summary.json` has the account of a run, with what is protected.
 
 {_sent(prepared)}
 

@@ -93,9 +93,8 @@ def noise_key(path: Path, digest: str, new: bool = True) -> bytes:
     if new and not path.exists():
         with writing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-            handle, name = tempfile.mkstemp(
-                dir=path.parent, prefix=f".{path.name}.", suffix=".tmp"
-            )  # its owner's alone
+            # mkstemp's files are readable by their owner alone
+            handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
             try:
                 with os.fdopen(handle, "wb") as file:
                     file.write(secrets.token_bytes(_KEY))
