@@ -29,6 +29,7 @@ from fedfill.engines.local import LocalEngine
 from fedfill.errors import FedfillError
 from fedfill.loop import Prepared, Result
 from fedfill.preparation import arrange
+from fedfill.terminal import print_comparison
 
 TINY: dict[str, Any] = {"data": "digits", "clients": 4, "rounds": 2, "local_epochs": 1}
 LABELS = ["fedavg", "fedavg:latent_activation=none,weighting=uniform", "feddpms"]
@@ -293,3 +294,38 @@ def test_a_folder_of_another_experiment_is_found_before_anything_runs(tmp_path: 
         compare(["fedavg"], seeds=[0, 1], out=tmp_path, **TINY)
     assert [path.name for path in tmp_path.iterdir()] == ["fedavg-seed1"]
     assert json.loads((tmp_path / "fedavg-seed1" / "summary.json").read_text())["seed"] == 1
+
+
+FAST = "fedavg:learning_rate=1e30"
+ONE: dict[str, Any] = {"optimizer": "sgd", "latent_activation": "none", "seeds": [0], **TINY}
+
+
+def test_a_run_that_diverges_does_not_end_the_others(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = compare(["fedavg", FAST, "fedprox"], out=tmp_path, **ONE)
+    fast, prox = found.rows[1:]
+    assert [len(row.finished) for row in found.rows] == [1, 0, 1]
+    assert fast.results == (None,)
+    (sentence,) = found.diverged
+    assert sentence.startswith(f"{FAST}, seed 0: training diverged: ")
+    assert found.difference(fast, "accuracy") is None
+    assert found.difference(prox, "accuracy") is not None
+    assert fast.figure("accuracy") == (None, None)
+    with (tmp_path / "comparison.csv").open(newline="") as file:
+        assert {line["algorithm"] for line in csv.DictReader(file)} == {"fedavg", "fedprox"}
+    print_comparison(found)
+    text = capsys.readouterr().out
+    assert text.count("diverged") == 2  # in the table, and the sentence
+
+
+def test_without_the_baseline_there_are_no_differences(tmp_path: Path) -> None:
+    found = compare([FAST, "fedprox"], out=tmp_path, **ONE)
+    assert found.baseline.label == FAST
+    assert found.difference(found.rows[1], "accuracy") is None
+
+
+def test_a_comparison_of_which_nothing_is_left_is_a_sentence(tmp_path: Path) -> None:
+    with pytest.raises(
+        FedfillError, match="compare: no run came to its end; fedavg:learning_rate=1e30, seed 0: training"
+    ):
+        compare([FAST], out=tmp_path, **ONE)
+    assert not (tmp_path / "comparison.csv").exists()

@@ -28,7 +28,7 @@ from fedfill.algorithms.fedavg import Broadcast, FedAvg
 from fedfill.data.federation import federate
 from fedfill.engines.contract import Server
 from fedfill.engines.local import LocalEngine
-from fedfill.errors import FedfillError, checked
+from fedfill.errors import DivergedError, FedfillError, checked
 from fedfill.loop import Prepared, selected
 from fedfill.runs.directory import RunDirectory
 from fedfill.settings import Experiment
@@ -347,7 +347,7 @@ def test_a_loss_that_is_no_number_is_divergence(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(
         LocalEngine, "evaluate", lambda self, weights, t: Evaluation(0.1, math.nan, [None] * 10, [None] * 4)
     )
-    with pytest.raises(FedfillError, match=r"diverged: after round 1 the loss on the test set is nan"):
+    with pytest.raises(DivergedError, match=r"diverged: after round 1 the loss on the test set is nan"):
         fedfill.run("fedavg", **TINY, out=tmp_path)
     assert not (tmp_path / "rounds.jsonl").exists()
 

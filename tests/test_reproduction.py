@@ -1,6 +1,7 @@
 """Reproductions: tables filled row by row, figures of other settings left out, and whatever the README says kept."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -254,3 +255,39 @@ def test_other_slips(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     (folder / "README.md").write_text("no marks")
     with pytest.raises(FedfillError, match="must hold the line"):
         reproduce(folder, only=["FedAvg"], seeds=[0], out=tmp_path / "runs")
+
+
+def test_a_row_that_diverges_is_shown_as_such_and_the_others_are_run(folder: Path, tmp_path: Path) -> None:
+    fast = """
+[[rows]]
+name = "too fast"
+algorithm = "fedavg"
+paper = { best_accuracy = 0.4 }
+options = { optimizer = "sgd", learning_rate = 1e30, latent_activation = "none" }
+
+[[rows]]
+name = "FedProx, strong"
+"""
+    (folder / "table.toml").write_text(TABLE.replace('\n[[rows]]\nname = "FedProx, strong"\n', fast))
+    for _ in range(2):  # the second time it is tried again
+        found = reproduce(folder, seeds=[0], out=tmp_path / "runs")
+        assert [entry.row for entry in found.entries] == ["FedAvg", "too fast", "FedProx, strong"]
+        item = json.loads((folder / "results.json").read_text())[1]
+        assert item["diverged"].startswith("training diverged: ")
+        assert item["accuracy"] is None
+        text = (folder / "README.md").read_text()
+        assert "| too fast | 0.4000 | diverged | – | diverged | 0 | – | – | – |" in text
+        assert f"\ntoo fast, seed 0: {item['diverged']}.\n" in text
+        assert "| FedProx, strong | – | 0." in text
+
+
+def test_the_mean_of_a_row_is_not_that_of_the_seeds_that_survived(folder: Path, tmp_path: Path) -> None:
+    found = reproduce(folder, only=["FedAvg"], seeds=[0], out=tmp_path / "runs")
+    lost = Entry(
+        "FedAvg", 1, "x", dict.fromkeys(module.KEPT) | {"curve": {1: 0.3}, "diverged": "training diverged: so"}
+    )
+    text = markdown(Reproduction(folder, found.table, (*found.entries, lost)))
+    megabytes = (found.entries[0].figures["bytes_up"] + found.entries[0].figures["bytes_down"]) / 1e6
+    assert f"| FedAvg | 0.5000 | diverged | – | diverged | 0, 1 | {megabytes:,.0f} | " in text
+    curved = replace(found, entries=(*found.entries, lost), table=found.table.model_copy(update={"curves": True}))
+    assert module._curves(curved) == {}

@@ -16,7 +16,7 @@ from scipy import stats
 from torch import nn
 
 from fedfill.algorithms import find, parse_variant
-from fedfill.errors import FedfillError
+from fedfill.errors import DivergedError, FedfillError
 from fedfill.experiment import launch
 from fedfill.loop import OnRound, Prepared, Result
 from fedfill.preparation import arrange
@@ -33,22 +33,27 @@ class Row:
 
     Attributes:
         label: The algorithm, with its own settings where it was given some.
-        results: One finished run for each seed.
+        results: For each seed the finished run, or None where its training diverged.
     """
 
     label: str
-    results: tuple[Result, ...]
+    results: tuple[Result | None, ...]
 
     def figure(self, name: str) -> tuple[float | None, float | None]:
-        """Mean and sample standard deviation over seeds; no deviation for a single seed, neither where a run has no figure."""
+        """Mean and sample standard deviation over seeds; no deviation for a single seed, none of both where a run has no figure."""
         values = self.values(name)
         if any(value is None for value in values):
             return None, None
         return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None
 
     def values(self, name: str) -> list[Any]:
-        """A figure of each run, in the order of the seeds."""
-        return [result.summary[name] for result in self.results]
+        """A figure of each run, in the order of the seeds; None for one that diverged."""
+        return [result.summary[name] if result is not None else None for result in self.results]
+
+    @property
+    def finished(self) -> list[Result]:
+        """The runs that came to their end, in the order of the seeds."""
+        return [result for result in self.results if result is not None]
 
 
 @dataclass(frozen=True)
@@ -74,6 +79,7 @@ class Comparison:
         directory: Where the runs lie, each in its own folder, with ``comparison.csv`` and two pictures.
         baseline: The row that differences are taken to: the first FedAvg, or the first row where there is none.
         notes: Where a row could not share network, initial weights or local budget with the baseline.
+        diverged: A sentence for each run that diverged.
     """
 
     rows: tuple[Row, ...]
@@ -81,6 +87,7 @@ class Comparison:
     directory: Path
     baseline: Row
     notes: tuple[str, ...]
+    diverged: tuple[str, ...] = ()
 
     def difference(self, row: Row, name: str) -> Difference | None:
         """The paired difference of a row's figure to the baseline's; None where a run has no such figure, or it is the baseline."""
@@ -122,7 +129,8 @@ def compare(
     Args:
         algorithms: Names, or names with settings of their own: ``"fedavg:latent_activation=none"``.
         seeds: One run of each algorithm for each.
-        out: Folder of the runs; runs that are finished there are read and not run again, others go on where they stopped.
+        out: Folder of the runs; runs that are finished there are read and not run again, others go on where they stopped. One
+            whose training diverges has no figures and does not end the comparison.
         data: As in `fedfill.run`.
         partition: As in `fedfill.run`.
         model: As in `fedfill.run`.
@@ -133,7 +141,7 @@ def compare(
         All runs, with means and deviations.
 
     Raises:
-        FedfillError: Where anything is not allowed, or nobody has a setting.
+        FedfillError: Where anything is not allowed, nobody has a setting, or every run diverged.
     """
     if len(algorithms) == 0 or len(seeds) == 0:  # numpy's arrays have no truth value
         raise FedfillError("compare: needs at least one algorithm and one seed")
@@ -168,15 +176,22 @@ def compare(
             if seed == seeds[0]:
                 notes += [f"{label}: {what}" for what in unshared(prepared, baseline)]
 
-    results: dict[str, list[Result]] = {label: [] for label in algorithms}
+    results: dict[str, list[Result | None]] = {label: [] for label in algorithms}
+    diverged: list[str] = []
     for seed in seeds:
         for label, name, own in variants:
             follow = on_run(label, seed) if on_run else None
-            results[label].append(launch(arranged(name, own, seed), _folder(out, label, seed), follow))
+            try:
+                results[label].append(launch(arranged(name, own, seed), _folder(out, label, seed), follow))
+            except DivergedError as error:
+                results[label].append(None)
+                diverged.append(f"{label}, seed {seed}: {error}")
+    if len(diverged) == len(algorithms) * len(seeds):
+        raise FedfillError(f"compare: no run came to its end; {diverged[0]}")
     rows = tuple(Row(label, tuple(results[label])) for label in algorithms)
     write_atomically(Path(out) / "comparison.csv", _csv(rows).encode())
     _draw(rows, Path(out))
-    return Comparison(rows, tuple(seeds), Path(out), rows[base], tuple(notes))
+    return Comparison(rows, tuple(seeds), Path(out), rows[base], tuple(notes), tuple(diverged))
 
 
 BUDGET = (
@@ -223,8 +238,11 @@ def _draw(rows: Sequence[Row], folder: Path) -> None:
         accuracy_curves,
     )  # here: matplotlib costs every start a third of a second
 
-    curves = {row.label: [result.curve for result in row.results] for row in rows}
-    finals = {row.label: (row.values("accuracy"), row.values("worst_client_accuracy")) for row in rows}
+    whole = [row for row in rows if None not in row.results]  # the mean of those seeds that survive would flatter
+    if not whole:
+        return
+    curves = {row.label: [result.curve for result in row.finished] for row in whole}
+    finals = {row.label: (row.values("accuracy"), row.values("worst_client_accuracy")) for row in whole}
     with writing(folder):
         accuracy_curves(curves, folder / "accuracy.png")
         accuracy_bars(finals, folder / "final.png")
@@ -259,7 +277,7 @@ def _csv(rows: Sequence[Row]) -> str:
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["algorithm", "seed", "figure", "value"])
     for row in rows:
-        for result in row.results:
+        for result in row.finished:
             for name in FIGURES:
                 writer.writerow([row.label, result.summary["seed"], name, result.summary[name]])
     return text.getvalue()

@@ -15,6 +15,26 @@ class FedfillError(Exception):
     """A slip or a circumstance that the user can mend: one sentence, printed without a traceback."""
 
 
+class DivergedError(FedfillError):
+    """Training that ended in values that are no numbers: a finding about one run, which does not end the others of a table."""
+
+
+DIVERGED = "training diverged: "
+"""How the sentence of a `DivergedError` begins."""
+
+
+def told(sentence: str) -> FedfillError:
+    """The error of another process, of which the sentence alone came here.
+
+    Args:
+        sentence: What the error said.
+
+    Returns:
+        An error of the same kind, to be raised.
+    """
+    return DivergedError(sentence) if sentence.startswith(DIVERGED) else FedfillError(sentence)
+
+
 class ContractError(Exception):
     """A mistake of the algorithm's author, such as changing a received message: it ends the run with a traceback."""
 

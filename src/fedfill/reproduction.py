@@ -20,11 +20,11 @@ from filelock import FileLock
 from pydantic import BaseModel, ConfigDict, Field
 
 from fedfill import __version__
-from fedfill.errors import FedfillError, checked, did_you_mean
+from fedfill.errors import DivergedError, FedfillError, checked, did_you_mean
 from fedfill.experiment import launch
 from fedfill.loop import INCIDENTAL, OnRound, Prepared
 from fedfill.preparation import arrange
-from fedfill.runs.directory import read_toml, write_atomically, writing
+from fedfill.runs.directory import RunDirectory, read_toml, write_atomically, writing
 from fedfill.settings import whole_numbers
 from fedfill.training.evaluation import FAIRNESS
 
@@ -43,7 +43,15 @@ REQUIRED = (
     "machine",
     "weights_sha256",
 )
-KEPT = (*REQUIRED, "selected_accuracy", "selected_mean_client_accuracy", "selected_round", *LISTS.values(), "curve")
+KEPT = (
+    *REQUIRED,
+    "selected_accuracy",
+    "selected_mean_client_accuracy",
+    "selected_round",
+    *LISTS.values(),
+    "curve",
+    "diverged",
+)
 PICTURE = "accuracy.png"
 
 
@@ -87,13 +95,14 @@ class TableFile(BaseModel):
 
 @dataclass(frozen=True)
 class Entry:
-    """One finished run of a row.
+    """One run of a row that is finished, or whose training diverged.
 
     Attributes:
         row: Its name.
         seed: Of the run.
         digest: Identifies the run: settings, data, initial weights and version, but not the machine.
-        figures: Those of `KEPT`; ``curve`` has the accuracy on the test set by round.
+        figures: Those of `KEPT`; ``curve`` has the accuracy on the test set by round, ``diverged`` the sentence of a run that
+            diverged, which has a curve up to there and nothing else.
     """
 
     row: str
@@ -139,7 +148,7 @@ def reproduce(
         only: Names of rows; none: all of them.
         seeds: Which seeds; None: those of the table.
         out: Folder of the runs; finished ones are read and not run again, those of other tables neither, others go on where they
-            stopped.
+            stopped. A row whose training diverges is shown as such, and the others are run.
         on_run: Called before each run with its row and seed; returns what to call after each of its rounds.
         **options: Where it runs: ``data_dir``, ``device``, ``workers``, ``ray_address`` and the like.
 
@@ -188,8 +197,16 @@ def reproduce(
             if not place.exists():  # tables and rows share finished runs
                 done = Path(out).glob(f"*/*-seed{seed}-{prepared.digest[:8]}/summary.json")
                 place = min((path.parent for path in done), default=place)
-            result = launch(prepared, place, on_run(row.name, seed) if on_run else None)
-            figures = {name: result.summary.get(name) for name in KEPT} | {"curve": result.curve}
+            try:
+                result = launch(prepared, place, on_run(row.name, seed) if on_run else None)
+                figures = {name: result.summary.get(name) for name in KEPT} | {"curve": result.curve}
+            except DivergedError as error:
+                reached = {
+                    record["round"]: record["accuracy"]
+                    for record in RunDirectory(place).rounds()
+                    if "accuracy" in record
+                }
+                figures = dict.fromkeys(KEPT) | {"curve": reached, "diverged": str(error)}
             new = Entry(row.name, seed, prepared.digest, figures)
             with writing(folder / ".lock"), FileLock(folder / ".lock"):
                 # read again: another process may have added figures meanwhile
@@ -271,7 +288,8 @@ def write(found: Reproduction) -> None:
 def _curves(found: Reproduction) -> dict[str, list[dict[int, float]]]:
     """Accuracies by round of the rows that have some, where the table wants a picture of them."""
     rows = found.table.rows if found.table.curves else []
-    curves = {row.name: [run.figures["curve"] for run in found.of(row)] for row in rows}
+    runs = {row.name: found.of(row) for row in rows}
+    curves = {name: [run.figures["curve"] for run in of] for name, of in runs.items() if not _diverged(of)}
     return {name: seeds for name, seeds in curves.items() if seeds and all(seeds)}
 
 
@@ -311,12 +329,13 @@ def markdown(found: Reproduction) -> str:
             apart = "–" if ours is None or paper is None else _number(ours - paper, name, "+")
             cells += ["–" if paper is None else _number(paper, name), _spread(runs, name), apart]
         cells += [_spread(runs, name) for name in others]
-        megabytes = [(run.figures["bytes_up"] + run.figures["bytes_down"]) / 1e6 for run in runs]
+        finished = [run for run in runs if not _diverged([run])]
+        megabytes = [(run.figures["bytes_up"] + run.figures["bytes_down"]) / 1e6 for run in finished]
         cells += [
             ", ".join(str(run.seed) for run in runs) or "–",
-            f"{statistics.fmean(megabytes):,.0f}" if runs else "–",
-            f"{statistics.fmean(run.figures['seconds'] for run in runs):,.0f}" if runs else "–",
-            "; ".join(dict.fromkeys(run.figures["machine"] for run in runs)) or "–",
+            f"{statistics.fmean(megabytes):,.0f}" if finished else "–",
+            f"{statistics.fmean(run.figures['seconds'] for run in finished):,.0f}" if finished else "–",
+            "; ".join(dict.fromkeys(run.figures["machine"] for run in finished)) or "–",
         ]
         lines.append("| " + " | ".join(cells) + " |")
     words = "best: the best round, chosen on the test set" if "best_accuracy" in (*found.table.figures, *others) else ""
@@ -324,7 +343,8 @@ def markdown(found: Reproduction) -> str:
         f"Version {__version__}; means over seeds ± standard deviation; seconds per run{'; ' + words if words else ''}."
     )
     picture = ["", f"![accuracy per round]({PICTURE})"] if _curves(found) else []
-    return "\n".join([*lines, "", note, *picture]) + "\n"
+    ends = [f"{run.row}, seed {run.seed}: {run.figures['diverged']}." for run in found.entries if _diverged([run])]
+    return "\n".join([*lines, "", note, *(line for end in ends for line in ("", end)), *picture]) + "\n"
 
 
 def _title(figure: str) -> str:
@@ -348,7 +368,14 @@ def _mean(runs: Sequence[Entry], figure: str) -> float | None:
     return statistics.fmean(values) if values and len(values) == len(runs) else None
 
 
+def _diverged(runs: Sequence[Entry]) -> bool:
+    """Whether any did: the mean of those that did not would flatter the row."""
+    return any(run.figures.get("diverged") for run in runs)
+
+
 def _spread(runs: Sequence[Entry], figure: str) -> str:
+    if _diverged(runs):
+        return "diverged"
     mean = _mean(runs, figure)
     if mean is None:
         return "–"

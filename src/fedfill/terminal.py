@@ -112,7 +112,7 @@ def print_result(result: Result) -> None:
 
 def print_comparison(comparison: Comparison) -> None:
     """A row for each algorithm, with means over seeds and differences to the first."""
-    results = [result for row in comparison.rows for result in row.results]
+    results = [result for row in comparison.rows for result in row.finished]
     first = results[0].summary
     several = len(comparison.seeds) > 1
     table = Table(
@@ -134,17 +134,20 @@ def print_comparison(comparison: Comparison) -> None:
         table.add_column(column, justify="right", no_wrap=True)
     for row in comparison.rows:
         up, down, seconds = (row.figure(name)[0] or 0 for name in ("bytes_up", "bytes_down", "seconds"))
+        whole = None not in row.results
         table.add_row(
             row.label.replace(":", "\n ").replace(",", "\n "),
-            _mean(*row.figure("accuracy")),
+            _mean(*row.figure("accuracy")) if whole else "diverged",
             _difference(comparison.difference(row, "accuracy")),
             _mean(row.figure("best_accuracy")[0], None),
-            _bytes(up + down),
-            f"{seconds:.1f}",
+            _bytes(up + down) if whole else "-",
+            f"{seconds:.1f}" if whole else "-",
         )
     out.print(table)
     out.print()
     _print_fairness(comparison)
+    for sentence in comparison.diverged:
+        _paragraph(f"{sentence}.")
     for note in comparison.notes:
         _paragraph(f"Not shared by {note}.")
     read = sum(result.was_finished for result in results)
@@ -157,12 +160,14 @@ def print_comparison(comparison: Comparison) -> None:
     )
     for row in comparison.rows:
         # the last sentence is the sum of the account; seeds may differ in it
-        totals = dict.fromkeys(result.summary["privacy"]["statement"].rsplit(". ", 1)[-1] for result in row.results)
-        _paragraph(f"{row.label}: {' '.join(totals)}")
+        totals = dict.fromkeys(result.summary["privacy"]["statement"].rsplit(". ", 1)[-1] for result in row.finished)
+        if totals:
+            _paragraph(f"{row.label}: {' '.join(totals)}")
     folder = comparison.directory
     out.print(f"\nRun directories: {folder}/<algorithm>-seed<seed>", soft_wrap=True, markup=False)
     out.print(f"All figures: {folder}/comparison.csv", soft_wrap=True, markup=False)
-    out.print(f"Pictures: {folder}/accuracy.png, {folder}/final.png", soft_wrap=True, markup=False)
+    if any(None not in row.results for row in comparison.rows):
+        out.print(f"Pictures: {folder}/accuracy.png, {folder}/final.png", soft_wrap=True, markup=False)
 
 
 def print_measures(measures: Measures) -> None:

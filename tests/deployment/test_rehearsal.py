@@ -33,7 +33,7 @@ from fedfill.deployment import rehearsal
 from fedfill.deployment.app import PACKAGE, write_app
 from fedfill.deployment.processes import LocalFederation, local_federation
 from fedfill.engines.flower_host import Kept
-from fedfill.errors import FedfillError
+from fedfill.errors import DivergedError, FedfillError
 from fedfill.preparation import arrange
 from fedfill.runs.directory import RunDirectory
 
@@ -69,6 +69,8 @@ def test_a_run_that_ends_while_flower_is_asked_is_finished(tmp_path: Path) -> No
     assert followed == [1]
     with pytest.raises(FedfillError, match="ended as"):
         rehearsal._follow(RunDirectory(tmp_path / "none"), 0, 1, None, lambda: "the Flower run ended as 'x'")
+    with pytest.raises(DivergedError, match="training diverged: so"):  # by the sentence alone, from another process
+        rehearsal._follow(RunDirectory(tmp_path / "none"), 0, 1, None, lambda: "training diverged: so")
 
 
 @pytest.mark.deploy

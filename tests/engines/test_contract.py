@@ -29,7 +29,7 @@ from fedfill.engines.exchange import reason
 from fedfill.engines.flower import FlowerEngine
 from fedfill.engines.host import make_resident, prefers_channels_last
 from fedfill.engines.local import LocalEngine
-from fedfill.errors import ContractError, FedfillError
+from fedfill.errors import ContractError, DivergedError, FedfillError
 from fedfill.models.layers import with_streams
 from fedfill.models.networks import ModelSettings, build
 from fedfill.models.views import weights_of
@@ -623,7 +623,7 @@ def test_replies_that_are_not_finite_are_left_out_and_reported(start: Start, thr
     ]
     assert server.costs.bytes_up == 3 * 8  # they crossed nonetheless
     assert server.ledger.account()["entries"][0]["clients"] == 3
-    with pytest.raises(FedfillError, match="training diverged: in round 1"):
+    with pytest.raises(DivergedError, match="training diverged: in round 1"):
         server.call(ALL, P.nan, Ask(listed=ALL, number=number))
 
 

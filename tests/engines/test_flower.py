@@ -30,7 +30,7 @@ from fedfill.engines.flower_host import Kept, _stored
 from fedfill.engines.flower_messages import EVALUATE, HELLO, Answer, Hello, Scores, encode, pack, unpack
 from fedfill.engines.host import make_resident
 from fedfill.engines.local import LocalEngine
-from fedfill.errors import FedfillError
+from fedfill.errors import DivergedError, FedfillError
 from fedfill.loop import _evaluate, execute
 from fedfill.models.networks import ModelSettings, build
 from fedfill.models.views import weights_of
@@ -594,7 +594,7 @@ def test_a_model_that_diverged_is_told_as_one_without_a_test_set_too(tmp_path: P
     world = World("fedavg", tmp_path)
     world.engine._test = world.federation.test[:0]
     weights = {k: v * 1e25 if v.is_floating_point() else v for k, v in world.initial.items()}
-    with pytest.raises(FedfillError, match=r"training diverged: after round 1 the loss on the test set is (nan|inf)"):
+    with pytest.raises(DivergedError, match=r"training diverged: after round 1 the loss on the test set is (nan|inf)"):
         world.engine.evaluate(weights, 0)
 
 

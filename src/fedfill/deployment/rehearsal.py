@@ -12,7 +12,7 @@ from fedfill.data.hosts import Task, save_host
 from fedfill.deployment.app import PACKAGE, write_app
 from fedfill.deployment.processes import LocalFederation, Setting, flwr, local_federation
 from fedfill.engines import require
-from fedfill.errors import FedfillError
+from fedfill.errors import FedfillError, told
 from fedfill.loop import OnRound, Prepared, Result, document_of, recorded
 from fedfill.preparation import PYTHON
 from fedfill.runs.directory import RunDirectory, read_toml, writing
@@ -168,7 +168,7 @@ def _follow(
         if problem is None:
             time.sleep(_TICK)
         elif directory.summary() is None:  # it may have come while Flower was asked, which takes seconds
-            raise FedfillError(problem)
+            raise told(problem)
 
 
 def _watch(federation: LocalFederation, run: int, error: Path) -> Callable[[], str | None]:

@@ -34,7 +34,7 @@ from fedfill.engines.exchange import (
     tensors_of,
 )  # fmt: skip
 from fedfill.engines.exchange import Message as Message
-from fedfill.errors import ContractError, FedfillError
+from fedfill.errors import DIVERGED, ContractError, DivergedError, FedfillError
 from fedfill.privacy.ledger import Ledger, Release
 from fedfill.streams import numpy_stream, secret_stream, torch_stream
 from fedfill.training.aggregation import Mean
@@ -579,9 +579,8 @@ class Server:
             return
         reasons = {loss["reason"] for loss in self.lost if loss["handler"] == handler}
         if not replies and reasons == {NOT_FINITE}:
-            raise FedfillError(
-                f"training diverged: in {self._when} every client's reply held a NaN or an infinity; "
-                "try a smaller learning_rate"
+            raise DivergedError(
+                f"{DIVERGED}in {self._when} every client's reply held a NaN or an infinity; try a smaller learning_rate"
             )
         raise FedfillError(
             f"min_replies: in {self._when} {len(replies)} of {len(asked)} clients gave a good reply to '{handler}', "

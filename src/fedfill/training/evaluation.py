@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from fedfill.data.federation import Federation
 from fedfill.data.samples import Samples, normalise
-from fedfill.errors import FedfillError
+from fedfill.errors import DIVERGED, DivergedError
 from fedfill.training.local import Resident
 
 CHUNK = 1000
@@ -151,7 +151,7 @@ class Evaluation:
     validation_by_client: list[float | None] = field(default_factory=list)
 
 
-def divergence(t: int, loss: float) -> FedfillError:
+def divergence(t: int, loss: float) -> DivergedError:
     """What ends a run whose loss is no number any more.
 
     Args:
@@ -161,8 +161,8 @@ def divergence(t: int, loss: float) -> FedfillError:
     Returns:
         The error, to be raised.
     """
-    return FedfillError(
-        f"training diverged: after round {t + 1} the loss on the test set is {loss}; try a smaller learning_rate"
+    return DivergedError(
+        f"{DIVERGED}after round {t + 1} the loss on the test set is {loss}; try a smaller learning_rate"
     )
 
 
