@@ -15,6 +15,7 @@ from PIL import Image
 from scipy import stats
 
 import fedfill
+from fedfill import comparison
 from fedfill.comparison import (
     FIGURES,
     Comparison,
@@ -26,7 +27,7 @@ from fedfill.comparison import (
     unshared,
 )
 from fedfill.engines.local import LocalEngine
-from fedfill.errors import FedfillError
+from fedfill.errors import DivergedError, FedfillError
 from fedfill.loop import Prepared, Result
 from fedfill.preparation import arrange
 from fedfill.terminal import print_comparison
@@ -315,6 +316,30 @@ def test_a_run_that_diverges_does_not_end_the_others(tmp_path: Path, capsys: pyt
     print_comparison(found)
     text = capsys.readouterr().out
     assert text.count("diverged") == 2  # in the table, and the sentence
+
+
+def test_a_row_with_one_seed_that_diverged_has_no_mean_and_no_picture(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: list[set[str]] = []
+    real = comparison.launch
+
+    def launch(prepared: Prepared, path: Path, on_round: Any) -> Result:
+        if path.name == "fedprox-seed1":
+            raise DivergedError("training diverged: so")
+        return real(prepared, path, on_round)
+
+    monkeypatch.setattr(comparison, "launch", launch)
+    for name in ("accuracy_curves", "accuracy_bars"):
+        monkeypatch.setattr(f"fedfill.runs.pictures.{name}", lambda rows, path: drawn.append(set(rows)))
+    found = compare(["fedavg", "fedprox"], out=tmp_path, **{**ONE, "seeds": [0, 1]})
+    assert drawn == [{"fedavg"}, {"fedavg"}]
+    assert found.diverged == ("fedprox, seed 1: training diverged: so",)
+    assert found.rows[1].figure("accuracy") == (None, None)
+    assert found.difference(found.rows[1], "accuracy") is None
+    with (tmp_path / "comparison.csv").open(newline="") as file:
+        seeds = {(line["algorithm"], line["seed"]) for line in csv.DictReader(file)}
+    assert seeds == {("fedavg", "0"), ("fedavg", "1"), ("fedprox", "0")}
 
 
 def test_without_the_baseline_there_are_no_differences(tmp_path: Path) -> None:

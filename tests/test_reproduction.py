@@ -1,6 +1,7 @@
 """Reproductions: tables filled row by row, figures of other settings left out, and whatever the README says kept."""
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -291,3 +292,19 @@ def test_the_mean_of_a_row_is_not_that_of_the_seeds_that_survived(folder: Path, 
     assert f"| FedAvg | 0.5000 | diverged | – | diverged | 0, 1 | {megabytes:,.0f} | " in text
     curved = replace(found, entries=(*found.entries, lost), table=found.table.model_copy(update={"curves": True}))
     assert module._curves(curved) == {}
+
+
+def test_a_run_that_diverges_later_keeps_its_curve_up_to_there(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = LocalEngine.evaluate
+    monkeypatch.setattr(
+        LocalEngine,
+        "evaluate",
+        lambda self, weights, t: replace(real(self, weights, t), **({"loss": math.nan} if t == 1 else {})),
+    )
+    (entry,) = reproduce(folder, only=["FedAvg"], seeds=[0], out=tmp_path / "runs").entries
+    (first,) = map(json.loads, next(tmp_path.glob("runs/table/fedavg-*/rounds.jsonl")).read_text().splitlines())
+    assert entry.figures["curve"] == {1: first["accuracy"]}
+    assert entry.figures["diverged"].startswith("training diverged: after round 2 ")
+    assert module._read(folder) == [entry]

@@ -40,7 +40,7 @@ class Row:
     results: tuple[Result | None, ...]
 
     def figure(self, name: str) -> tuple[float | None, float | None]:
-        """Mean and sample standard deviation over seeds; no deviation for a single seed, none of both where a run has no figure."""
+        """Mean and sample standard deviation over seeds; no deviation for a single seed, and nothing where a run has no figure."""
         values = self.values(name)
         if any(value is None for value in values):
             return None, None

@@ -11,7 +11,7 @@ import math
 import platform
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import CodeType
@@ -130,6 +130,18 @@ def _instructions(code: CodeType) -> str:
 _VOUCHED = {"fedfill", "torch", "pydantic", "builtins", "abc", "typing"}
 
 
+def accuracy_by_round(records: Sequence[Mapping[str, Any]]) -> dict[int, float]:
+    """Accuracy on the test set of the rounds that were evaluated.
+
+    Args:
+        records: Of a run's rounds.
+
+    Returns:
+        Shares, by round from 1 on.
+    """
+    return {record["round"]: record["accuracy"] for record in records if "accuracy" in record}
+
+
 @dataclass(frozen=True)
 class Result:
     """A finished run.
@@ -152,7 +164,7 @@ class Result:
     @property
     def curve(self) -> dict[int, float]:
         """Accuracy on the test set by round, of the rounds that were evaluated."""
-        return {record["round"]: record["accuracy"] for record in self.rounds if "accuracy" in record}
+        return accuracy_by_round(self.rounds)
 
     @property
     def was_finished(self) -> bool:

@@ -22,7 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from fedfill import __version__
 from fedfill.errors import DivergedError, FedfillError, checked, did_you_mean
 from fedfill.experiment import launch
-from fedfill.loop import INCIDENTAL, OnRound, Prepared
+from fedfill.loop import INCIDENTAL, OnRound, Prepared, accuracy_by_round
 from fedfill.preparation import arrange
 from fedfill.runs.directory import RunDirectory, read_toml, write_atomically, writing
 from fedfill.settings import whole_numbers
@@ -201,11 +201,7 @@ def reproduce(
                 result = launch(prepared, place, on_run(row.name, seed) if on_run else None)
                 figures = {name: result.summary.get(name) for name in KEPT} | {"curve": result.curve}
             except DivergedError as error:
-                reached = {
-                    record["round"]: record["accuracy"]
-                    for record in RunDirectory(place).rounds()
-                    if "accuracy" in record
-                }
+                reached = accuracy_by_round(RunDirectory(place).rounds())
                 figures = dict.fromkeys(KEPT) | {"curve": reached, "diverged": str(error)}
             new = Entry(row.name, seed, prepared.digest, figures)
             with writing(folder / ".lock"), FileLock(folder / ".lock"):
