@@ -31,6 +31,14 @@ def test_a_norm_is_that_of_all_tensors_together():
     torch.testing.assert_close(total["b"], x[0] / math.sqrt(50))
 
 
+def test_a_parameter_that_is_one_number():
+    def loss(weights, x):
+        return (weights["a"] * x).sum() + 3 * weights["b"]
+
+    total = clipped_sum(loss, {"a": torch.zeros(2), "b": torch.tensor(0.0)}, (torch.tensor([[0.0, 4.0]]),), clip=1.0)
+    torch.testing.assert_close(total, {"a": torch.tensor([0.0, 0.8]), "b": torch.tensor(0.6)})
+
+
 def test_against_a_loop_over_samples():
     generator = torch.Generator().manual_seed(0)
     network = nn.Sequential(nn.Conv2d(1, 3, 3), nn.LeakyReLU(0.2), nn.Flatten(), nn.Linear(3 * 4, 1))

@@ -42,7 +42,7 @@ def clipped_sum(loss: Callable[..., Tensor], weights: Weights, batch: tuple[Tens
     each = vmap(grad(loss), in_dims=(None, *(0 for _ in batch)), randomness="error")(
         weights, *batch
     )  # [b, ...] by name
-    norms = torch.stack([g.flatten(1).square().sum(1) for g in each.values()]).sum(0).sqrt()  # [b]
+    norms = torch.stack([g.reshape(len(g), -1).square().sum(1) for g in each.values()]).sum(0).sqrt()  # [b]
     scale = (clip / norms.clamp_min(1e-12)).clamp_max(1.0)  # [b]
     return {name: torch.einsum("b,b...->...", scale, g) for name, g in each.items()}
 
