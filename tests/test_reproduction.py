@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-import fedfill.reproduction as module
+import fedfill.paper_table as module
 from fedfill.engines.local import LocalEngine
 from fedfill.errors import FedfillError
-from fedfill.reproduction import BEGIN, END, Entry, Reproduction, markdown, reproduce
-from fedfill.runs.directory import read_toml
+from fedfill.paper_table import BEGIN, END, Entry, Reproduction, markdown, read_entries, read_table
+from fedfill.reproduction import reproduce
 
 TABLE = """
 title = "A table"
@@ -199,9 +199,7 @@ def test_the_committed_tables_are_sound() -> None:
     folders = sorted(path.parent for path in (Path(__file__).parents[1] / "experiments").glob("*/table.toml"))
     assert folders
     for path in folders:
-        table = module.checked(module.TableFile, read_toml(path / "table.toml"), "table.toml")
-        entries = tuple(module._read(path))
-        module._check(table, [])
+        table, entries = read_table(path), tuple(read_entries(path))
         assert {entry.row for entry in entries} <= {row.name for row in table.rows}
         # whether an entry's digest is today's only the data can tell; here none is left out
         assert markdown(Reproduction(path, table, entries)) in (path / "README.md").read_text(), path
@@ -307,4 +305,4 @@ def test_a_run_that_diverges_later_keeps_its_curve_up_to_there(
     (first,) = map(json.loads, next(tmp_path.glob("runs/table/fedavg-*/rounds.jsonl")).read_text().splitlines())
     assert entry.figures["curve"] == {1: first["accuracy"]}
     assert entry.figures["diverged"].startswith("training diverged: after round 2 ")
-    assert module._read(folder) == [entry]
+    assert read_entries(folder) == [entry]

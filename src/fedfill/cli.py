@@ -389,7 +389,7 @@ def reproduce(
 ) -> None:
     """Run a paper's table and write the figures beside the paper's."""
     with sentences():
-        from fedfill.reproduction import find_table, markdown
+        from fedfill.paper_table import find_table, markdown
         from fedfill.reproduction import reproduce as reproduce_table
 
         options = _options(context.params)
