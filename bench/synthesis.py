@@ -203,10 +203,8 @@ def ten_gans(times: int, width: int, device: torch.device) -> str:
     seconds = alternate(
         {"one by one": waited(one_by_one), "stacked": waited(lambda: stacked_gans(begins, data, settings, 2))}, times
     )
-    rate, ratio = (
-        20 * settings.critic_steps * settings.batch_size / seconds["one by one"],
-        seconds["stacked"] / seconds["one by one"],
-    )
+    rate = 20 * settings.critic_steps * settings.batch_size / seconds["one by one"]
+    ratio = seconds["stacked"] / seconds["one by one"]
     return f"ten GANs of width {width} on {device.type}: {rate:.0f} real images per second; stacked by vmap: {ratio:.2f} times as long"
 
 
