@@ -62,21 +62,25 @@ def reproduce(
     if not chosen:
         raise FedfillError("seeds: found none; allowed: one or more whole numbers of at least 0")
 
-    @functools.cache
     def arranged(name: str, seed: int) -> Prepared:
         row = next(row for row in content.rows if row.name == name)
         words = {"data": "digits", "partition": "dirichlet:0.5", "model": "auto", **content.options, **row.options}
         return arrange(row.algorithm, **{**words, **options, "seed": seed})
 
+    @functools.cache
+    def digest_of(name: str, seed: int) -> str:
+        # of the parts no more than this is kept: each row has data and a model of its own, which would all lie in memory
+        return arranged(name, seed).digest
+
     # everything is checked before anything runs
     frame(folder, content)
     for row in content.rows:
         for seed in chosen:
-            arranged(row.name, seed)
+            digest_of(row.name, seed)
 
     def table_of(entries: Sequence[Entry]) -> Reproduction:
         """Figures of the present settings, and others."""
-        shown = [e for e in entries if e.row in names and e.digest == arranged(e.row, e.seed).digest]
+        shown = [e for e in entries if e.row in names and e.digest == digest_of(e.row, e.seed)]
         return Reproduction(folder, content, tuple(shown), tuple(e for e in entries if e not in shown))
 
     found = table_of(read_entries(folder))
@@ -84,18 +88,18 @@ def reproduce(
         for row in content.rows:
             if only and row.name not in only:
                 continue
-            prepared = arranged(row.name, seed)
-            place = Path(out) / folder.name / f"{_slug(row.name)}-seed{seed}-{prepared.digest[:8]}"
+            digest = digest_of(row.name, seed)
+            place = Path(out) / folder.name / f"{_slug(row.name)}-seed{seed}-{digest[:8]}"
             if not place.exists():  # tables and rows share finished runs
-                done = Path(out).glob(f"*/*-seed{seed}-{prepared.digest[:8]}/summary.json")
+                done = Path(out).glob(f"*/*-seed{seed}-{digest[:8]}/summary.json")
                 place = min((path.parent for path in done), default=place)
             try:
-                result = launch(prepared, place, on_run(row.name, seed) if on_run else None)
+                result = launch(arranged(row.name, seed), place, on_run(row.name, seed) if on_run else None)
                 figures = {name: result.summary.get(name) for name in KEPT} | {"curve": result.curve}
             except DivergedError as error:
                 reached = accuracy_by_round(RunDirectory(place).rounds())
                 figures = dict.fromkeys(KEPT) | {"curve": reached, "diverged": str(error)}
-            new = Entry(row.name, seed, prepared.digest, figures)
+            new = Entry(row.name, seed, digest, figures)
             with writing(folder / ".lock"), FileLock(folder / ".lock"):
                 # read again: another process may have added figures meanwhile
                 others = [

@@ -42,7 +42,7 @@ def keep_freed_memory() -> bool:
 def hand_back_memory(above: int = KEPT) -> bool:
     """Give freed memory back to the kernel where more of it is kept than that.
 
-    Without it a training of some hundred megabytes of activations holds ten gigabytes after some dozen rounds.
+    Without it a training whose tensors take 2 GB holds 6 GB after eight rounds, and more with each.
 
     Args:
         above: Bytes.
