@@ -1,17 +1,22 @@
 """Reproductions: tables filled row by row, figures of other settings left out, and whatever the README says kept."""
 
+import gc
 import json
 import math
+import weakref
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
 
 import fedfill.paper_table as module
+import fedfill.reproduction
 from fedfill.engines.local import LocalEngine
 from fedfill.errors import FedfillError
+from fedfill.loop import Prepared, Result
 from fedfill.paper_table import BEGIN, END, Entry, Reproduction, markdown, read_entries, read_table
 from fedfill.reproduction import reproduce
 
@@ -145,6 +150,29 @@ def test_a_run_that_two_tables_share_is_run_once(folder: Path, tmp_path: Path, m
     with pytest.raises(AssertionError, match="something was trained"):
         reproduce(another, only=["the baseline"], seeds=[0], out=tmp_path / "runs")
     assert list((tmp_path / "runs/another").glob("the-baseline-seed0-*"))
+
+
+def test_no_rows_data_are_in_memory_but_those_of_the_run(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arrange, launch = fedfill.reproduction.arrange, fedfill.reproduction.launch
+    made: list[weakref.ref[Prepared]] = []
+    alive: list[int] = []
+
+    def recorded(*args: Any, **options: Any) -> Prepared:
+        made.append(weakref.ref(prepared := arrange(*args, **options)))
+        return prepared
+
+    def counted(*args: Any) -> Result:
+        gc.collect()
+        alive.append(sum(prepared() is not None for prepared in made))
+        return launch(*args)
+
+    monkeypatch.setattr(fedfill.reproduction, "arrange", recorded)
+    monkeypatch.setattr(fedfill.reproduction, "launch", counted)
+    reproduce(folder, out=tmp_path / "runs", seeds=[0])
+    assert len(made) >= 2
+    assert alive == [1, 1]
 
 
 def test_a_table_draws_its_curves(folder: Path, tmp_path: Path) -> None:
