@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import struct
 from dataclasses import dataclass
@@ -130,6 +131,21 @@ def test_bytes_hold_the_values_of_their_time() -> None:
 def test_what_is_no_tree_is_not_written(value: Any) -> None:
     with pytest.raises(TypeError, match="can't be sent or stored"):
         tree.to_bytes(value)
+
+
+def test_bytes_leave_no_copies_behind() -> None:
+    def floats() -> int:
+        return sum(x.numel() for x in gc.get_objects() if type(x) is Tensor)
+
+    gc.collect()
+    gc.disable()  # what waits for the next collection of cycles may be gigabytes
+    try:
+        value = {"w": [torch.ones(1000)]}
+        before = floats()
+        tree.to_bytes(value)
+        assert floats() < before + 1000
+    finally:
+        gc.enable()
 
 
 SOME = tree.to_bytes({"w": torch.arange(6.0), "n": 3, "pair": Pair((1, 2), "x")})

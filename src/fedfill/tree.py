@@ -197,28 +197,31 @@ def to_bytes(tree: Tree) -> bytes:
         store[name] = tensor
         return name
 
-    def encode(node: Tree) -> Any:
-        if node is None or isinstance(node, PLAIN):
-            return node
-        if isinstance(node, Tensor):
-            return {"tensor": put(node)}
-        if isinstance(node, list):
-            return [encode(item) for item in node]
-        if isinstance(node, tuple):
-            return {"tuple": [encode(item) for item in node]}
-        if isinstance(node, dict):
-            for key in node:
-                if not isinstance(key, (str, int)) or isinstance(key, bool):
-                    raise TypeError(
-                        f"a key of type {type(key).__name__} can't be sent or stored; use strings or integers"
-                    )
-            return {"dict": [[key, encode(item)] for key, item in node.items()]}
-        if isinstance(node, Record):
-            return {"record": _kind(type(node)), "fields": {name: encode(item) for name, item in _fields(node).items()}}
-        raise TypeError(_refusal(node))
-
-    structure = encode(tree)
+    structure = _encode(tree, put)
     return safetensors.torch.save(store, metadata={"tree": json.dumps(structure)})
+
+
+def _encode(node: Tree, put: Callable[[Tensor], str]) -> Any:
+    # a function of the module: one that calls itself out of to_bytes would keep all copies until the next collection of cycles
+    if node is None or isinstance(node, PLAIN):
+        return node
+    if isinstance(node, Tensor):
+        return {"tensor": put(node)}
+    if isinstance(node, list):
+        return [_encode(item, put) for item in node]
+    if isinstance(node, tuple):
+        return {"tuple": [_encode(item, put) for item in node]}
+    if isinstance(node, dict):
+        for key in node:
+            if not isinstance(key, (str, int)) or isinstance(key, bool):
+                raise TypeError(f"a key of type {type(key).__name__} can't be sent or stored; use strings or integers")
+        return {"dict": [[key, _encode(item, put)] for key, item in node.items()]}
+    if isinstance(node, Record):
+        return {
+            "record": _kind(type(node)),
+            "fields": {name: _encode(item, put) for name, item in _fields(node).items()},
+        }
+    raise TypeError(_refusal(node))
 
 
 def from_bytes(data: bytes, structure: int | None = None) -> Tree:
