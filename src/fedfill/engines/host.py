@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from fedfill import tree
 from fedfill.data.samples import Batch, Samples
-from fedfill.engines.allocator import hand_back_memory, keep_freed_memory
+from fedfill.engines.allocator import keep_freed_memory
 from fedfill.engines.contract import Client, Message, State
 from fedfill.engines.exchange import Lost, Outcome, releases_of
 from fedfill.errors import ContractError
@@ -164,7 +164,6 @@ class Host:
             raise
         except Exception as raised:  # an error is a reply; its traceback stays attached
             error = raised
-        hand_back_memory()
         if time.monotonic() > resident.deadline:
             error = late
         spent = {"fit_seconds": fits.seconds, "train_samples": fits.samples}
