@@ -23,6 +23,9 @@ _INSIDE = {
     "downsample.1": "shortcut.1",
 }
 """Torchvision's names of a block's layers, and ours."""
+_FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+_INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+_NOT_NEGATIVE = ("running_var", "num_batches_tracked")
 
 
 def load(model: nn.Module, file: str) -> str:
@@ -48,10 +51,6 @@ def load(model: nn.Module, file: str) -> str:
             raise FedfillError(
                 f"model.weights: {file} has '{found[name][0]}' and '{given}' for one tensor; allowed: one"
             )
-        if not bool(torch.isfinite(tensor).all()):
-            raise FedfillError(
-                f"model.weights: '{given}' in {file} holds a NaN or an infinity; allowed: finite numbers"
-            )
         found[name] = (given, tensor)
     own: Weights = model.state_dict()
     head = {name for name in own if name.startswith(HEAD)}
@@ -62,12 +61,19 @@ def load(model: nn.Module, file: str) -> str:
             continue
         if name in found:
             given, new = found[name]
-            if new.shape != tensor.shape or new.is_floating_point() != tensor.is_floating_point():
+            known = new.dtype in (_FLOATS if tensor.is_floating_point() else _INTEGERS)
+            if new.shape != tensor.shape or not known:
                 raise FedfillError(
                     f"model.weights: '{given}' in {file} is {_kind(new)}, and the network has {_kind(tensor)} there; allowed: weights "
                     "of this network (--model, model.stem and the images' channels decide on its shapes)"
                 )
-            taken[name] = new
+            taken[name] = new = new.to(tensor.dtype)
+            if not bool(torch.isfinite(new).all()):
+                raise FedfillError(
+                    f"model.weights: '{given}' in {file} holds a NaN, an infinity or a number beyond {tensor.dtype}; allowed: finite numbers"
+                )
+            if name.endswith(_NOT_NEGATIVE) and bool((new < 0).any()):
+                raise FedfillError(f"model.weights: '{given}' in {file} holds a negative number; allowed: 0 or more")
         elif name.endswith("num_batches_tracked"):
             taken[name] = torch.zeros_like(tensor)
         else:
@@ -103,14 +109,14 @@ def _ours(model: nn.Module, name: str) -> str:
 
 
 def _read(file: str) -> Weights:
-    path = Path(file)
-    if path.suffix not in (".safetensors", ".pt", ".pth"):
+    path = Path(file).expanduser()
+    if path.suffix.lower() not in (".safetensors", ".pt", ".pth"):
         raise FedfillError(f"model.weights: found {file}; allowed: a file that ends in .safetensors, .pt or .pth")
     if not path.is_file():
         raise FedfillError(f"model.weights: found no file {file}; allowed: one that is there")
     try:
         held: Any
-        if path.suffix == ".safetensors":
+        if path.suffix.lower() == ".safetensors":
             held = safetensors.torch.load_file(path)
         else:
             held = torch.load(path, map_location="cpu", weights_only=True)
@@ -125,6 +131,11 @@ def _read(file: str) -> Weights:
         raise FedfillError(
             f"model.weights: {file} holds no state dict; allowed: tensors by name, and nothing beside them"
         )
+    for name, tensor in held.items():
+        if tensor.is_nested or tensor.is_quantized or tensor.layout != torch.strided or tensor.device.type != "cpu":
+            raise FedfillError(
+                f"model.weights: '{name}' in {file} is sparse, nested, quantized or without values; allowed: plain tensors"
+            )
     return held
 
 
