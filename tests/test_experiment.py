@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import math
 import os
@@ -651,6 +652,26 @@ def test_a_model_that_does_not_fit(model: Any, sentence: str, tmp_path: Path) ->
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("algorithm", ["fedavg", "fedbn", "fraug"])
+def test_batch_norm_of_single_values_needs_two_samples(algorithm: str, tmp_path: Path) -> None:
+    one = {
+        "a": (np.zeros((20, 6), np.float32), np.arange(20) % 2),
+        "b": (np.ones((1, 6), np.float32), np.zeros(1, int)),
+    }
+    given = {"data": one, "partition": "domain", "model": "mlp", "rounds": 1}
+    with pytest.raises(
+        FedfillError, match=r"^model: .* one sample, and client 1 b has but one training sample; allowed"
+    ):
+        fedfill.run(algorithm, **given, out=tmp_path / "run")
+    assert not list(tmp_path.iterdir())
+    assert fedfill.run(algorithm, **given, buffers="frozen").summary["rounds"] == 1
+
+
+def test_batch_norm_of_single_values_needs_mini_batches_of_two() -> None:
+    with pytest.raises(FedfillError, match=r"one sample, and batch_size is 1; allowed"):
+        fedfill.run("fedavg", model="digits6", clients=3, batch_size=1)
+
+
 def test_a_module_without_the_named_parts(tmp_path: Path) -> None:
     with pytest.raises(FedfillError, match=r"feddpms needs the parts encoder, classifier, decoder, and Net has no"):
         fedfill.run("feddpms", model=Net(), clients=4, **PLAIN, out=tmp_path / "run")
@@ -1052,3 +1073,23 @@ def test_clients_without_validation_samples_have_no_say() -> None:
     assert (found["selected_accuracy"], found["selected_accuracy_by_client"]) == (0.1, [None, 0.2])
     assert (found["selected_mean_client_accuracy"], found["selected_validation"]) == (0.2, 0.7)
     assert selected([{"round": 1, "validation_by_client": [None]}]) == {}
+
+
+@pytest.mark.parametrize("algorithm", ["fedavg", "fraug", "feddpms"])
+def test_no_round_leaves_tensors_for_the_next_collection_of_cycles(algorithm: str, tmp_path: Path) -> None:
+    """That may be many rounds away, since few objects hold the gigabytes of a large network."""
+    found: list[int] = []
+
+    def look(*_: Any) -> None:
+        gc.collect()
+        found.append(sum(thing.numel() for thing in gc.garbage if isinstance(thing, torch.Tensor)))
+        gc.garbage.clear()
+
+    gc.collect()
+    gc.set_debug(gc.DEBUG_SAVEALL)
+    try:
+        fedfill.run(algorithm, clients=2, rounds=3, data_fraction=0.2, out=tmp_path, on_round=look)
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+    assert max(found[1:]) < 10  # importing optimizers leaves one number

@@ -17,6 +17,7 @@ from fedfill.data.federation import Federation, federate
 from fedfill.data.images import first_line
 from fedfill.data.samples import normalise
 from fedfill.engines import require
+from fedfill.engines.allocator import keep_freed_memory
 from fedfill.errors import FedfillError, checked
 from fedfill.loop import Prepared
 from fedfill.models.layers import draws_from, with_streams
@@ -101,6 +102,8 @@ def prepare(
         if model_settings.weights is not None:
             note = load(network, model_settings.weights)
             federation = dataclasses.replace(federation, notes=(*federation.notes, note))
+        if settings.buffers != "frozen" and not kind.unlabelled:
+            _require_two_samples(network, federation, settings.batch_size)
     else:
         if not isinstance(model, nn.Module):
             raise FedfillError(
@@ -139,6 +142,7 @@ def divide(experiment: Experiment, *, data: Any = None, partition: Any = None) -
     Raises:
         FedfillError: Where the data can't be read or divided like this.
     """
+    keep_freed_memory()  # before those who read the data begin threads
     return federate(
         experiment.data if data is None else data,
         data_dir=experiment.data_dir or None,
@@ -219,6 +223,28 @@ def _require_fit(model: nn.Module, federation: Federation, batch_size: int) -> N
             f"model: {name} keeps '{min(hidden)}' as a buffer outside its state dict, where one client would find what another left; "
             "allowed: persistent buffers"
         )
+
+
+def _require_two_samples(network: nn.Module, federation: Federation, batch_size: int) -> None:
+    """Refuse a built-in network whose batch norm would get one value for each channel, since that can't be trained on."""
+    sizes = {i: len(client.train) for i, client in enumerate(federation.clients) if len(client.train)}
+    smallest = min(sizes, key=lambda i: sizes[i], default=None)
+    if smallest is None or min(sizes[smallest], batch_size) > 1:
+        return
+    try:
+        with torch.inference_mode():
+            copy.deepcopy(network).train()(normalise(federation.sample.inputs))
+    except ValueError as error:
+        found = (
+            f"client {federation.client_names[smallest]} has but one training sample"
+            if sizes[smallest] == 1
+            else "batch_size is 1"
+        )
+        raise FedfillError(
+            f"model: the batch norm of this network can't be trained on one sample, and {found}; allowed: two samples or more for each "
+            "client and mini-batch (data_fraction, labelled_per_client and the partition decide on them), buffers=frozen, or a network "
+            "without batch norm of single values, such as --model cnn2 for images"
+        ) from error
 
 
 def default_directory(prepared: Prepared) -> Path:

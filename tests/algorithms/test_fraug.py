@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -495,6 +496,13 @@ def test_clients_learn_their_classes_and_torchs_generator_stays():
     assert min(server.evaluation.accuracy_by_client) > 0.9
 
 
+def test_a_network_without_normalisation_is_shared_whole(tmp_path: Path):
+    fedfill.run("fraug", clients=2, rounds=2, data_fraction=0.1, local_steps=2, model="cnn2", out=tmp_path)
+    kept = tree.from_bytes((tmp_path / "checkpoint" / "state.safetensors").read_bytes())["clients"]
+    assert [state["own"] for state in kept.values()] == [{}, {}]
+    assert all(bool(state["private"].seen.any()) for state in kept.values())
+
+
 class Deep(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -505,13 +513,56 @@ class Deep(nn.Module):
         return self.classifier(self.encoder(x))
 
 
+class Between(nn.Module):
+    """With a layer that the two parts leave out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8))
+        self.neck = nn.Linear(8, 8)
+        self.classifier = nn.Linear(8, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.classifier(self.neck(self.encoder(x)))
+
+
+class Tokens(nn.Module):
+    """Whose pooling is no part of its encoder."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = nn.Sequential(nn.Flatten(), nn.Linear(64, 24), nn.BatchNorm1d(24), nn.Unflatten(1, (3, 8)))
+        self.classifier = nn.Linear(8, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.classifier(self.encoder(x).mean(1))
+
+
+class Flat(nn.Module):
+    """Whose forward changes the samples before the encoder sees them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = nn.Sequential(nn.Linear(64, 8), nn.BatchNorm1d(8))
+        self.classifier = nn.Linear(8, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.classifier(self.encoder(x.flatten(1)))
+
+
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
+        ({"model": Flat()}, "the encoder of Flat does not take x (RuntimeError)"),
         ({"model": Deep()}, "needs a linear head named classifier on an encoder, and Deep has a Sequential there"),
         ({"model": "cnn2bn", "projection": 5}, "and Classifier has a projection before it"),
         ({"model": nn.Sequential(nn.Flatten(), nn.Linear(64, 10))}, "Sequential has no 'encoder'"),
-        ({}, "fraug keeps normalisation layers at the clients, and Classifier has none"),
+        ({"model": Between()}, "and Between makes other scores than its classifier on its encoder"),
+        ({"model": Tokens()}, "and Tokens makes embeddings of shape [1, 3, 8]"),
+        (
+            {"model": "cnn2bn", "embedding_latent": 10**12},
+            "embedding_latent: found 1000000000000; allowed: at most 65536",
+        ),
         ({"model": "cnn2bn", "local": "fedprox"}, "local: found fedprox with fraug"),
         ({"model": "cnn2bn", "aggregation": "fednova"}, "aggregation: found fednova with fraug"),
         ({"model": "cnn2bn", "optimizer": "adam"}, "optimizer: found 'adam'; allowed: 'sgd'"),

@@ -320,6 +320,7 @@ def test_bad_dicts(data: Any, sentence: str) -> None:
         (["a", "b"] * 6, ["a", "c"] * 6, "the test samples have a domain 'c' that the training samples don't have"),
         ([0.5] * 12, [0.5] * 12, "train.parquet' has domains of type double, but strings or integers are needed"),
         ([None, *["a"] * 11], ["a"] * 12, "train.parquet' has 1 empty domains"),
+        (["", *["a"] * 11], ["a"] * 12, "train.parquet' has 1 empty domains"),
     ],
 )
 def test_bad_columns(tmp_path: Path, train: Any, test: Any, sentence: str) -> None:
@@ -459,7 +460,7 @@ def test_pooled_keeps_what_the_domains_are_tested_on() -> None:
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"clients": 4}, "^clients: found 4, but partition 'domain' makes 3 of these domains$"),
+        ({"clients": 4}, "^clients: found 4, but partition 'domain' makes 3 of these domains; allowed: that many, and with"),
         ({"partition": "domain:2", "clients": 3}, "^clients: found 3, but partition 'domain:2' makes 6"),
         ({"partition": "domain:0"}, "^partition: 'domain' needs a whole number of clients for each domain, 1 or more, .* has 0$"),
         ({"partition": "domain:"}, "^partition: 'domain' needs a whole number of clients .* has none$"),

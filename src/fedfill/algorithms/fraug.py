@@ -19,6 +19,7 @@ from torch.nn import functional
 
 from fedfill.algorithms import CONTRIBUTED
 from fedfill.algorithms.fedbn import FedBN, without_normalisation
+from fedfill.data.samples import normalise
 from fedfill.engines.contract import Client, Message, Server, client_handler
 from fedfill.errors import FedfillError
 from fedfill.models.layers import draws_from
@@ -126,7 +127,7 @@ class FRAug(FedBN):
     """Step size of the generator."""
     rtnet_rate: float = Field(default=0.05, gt=0, allow_inf_nan=False)
     """Step size of the transformation network."""
-    embedding_latent: int | None = Field(default=None, ge=1)
+    embedding_latent: int | None = Field(default=None, ge=1, le=2**16)
     """Size of the generator's noise and of the transformation's hidden layer (l); none: half an embedding's."""
     latent_noise: Literal["normal", "uniform"] = "normal"
     """Distribution of the generator's noise: N(0, 1), or uniform in 0..1 as in the authors' program."""
@@ -173,8 +174,10 @@ class FRAug(FedBN):
                 f"{'a projection before it' if isinstance(head, nn.Linear) else f'a {type(head).__name__} there'}; "
                 "allowed: a built-in network without projection, or a module with the parts encoder and classifier = torch.nn.Linear"
             )
+        _require_scores_of_the_head(model, head, inputs)
         latent = self.embedding_latent or max(1, head.in_features // 2)
-        resolved = super().resolved(rounds=rounds, model=model, inputs=inputs)
+        # FedAvg's and not FedBN's: without normalisation layers a client still has its own transformation and prototypes
+        resolved = super(FedBN, self).resolved(rounds=rounds, model=model, inputs=inputs)
         return resolved.model_copy(update={"embedding_latent": latent})
 
     def residual_weight(self, t: int, rounds: int) -> float:
@@ -407,6 +410,38 @@ class _LocalUpdate:
         optimizer.zero_grad()
         loss.backward(inputs=parameters)  # type: ignore[no-untyped-call]
         optimizer.step()
+
+
+def _require_scores_of_the_head(model: nn.Module, head: nn.Linear, inputs: Tensor) -> None:
+    """Make sure that the model is its head on its encoder and nothing else, since nothing else would be trained."""
+    name, random = type(model).__name__, torch.Generator().manual_seed(0)
+    if inputs.is_floating_point():
+        sample = torch.randn(inputs.shape, generator=random).to(inputs.dtype)
+    else:
+        sample = torch.randint(0, 256, inputs.shape, generator=random, dtype=inputs.dtype)
+    model.eval()
+    with torch.inference_mode():
+        x = normalise(sample)
+        scores = model(x)
+        try:
+            v = model.encoder(x)  # type: ignore[operator]
+        except Exception as error:  # whatever a foreign module may raise whose forward changes x first
+            raise FedfillError(
+                f"model: {FRAug.name} trains classifier(encoder(x)), and the encoder of {name} does not take x "
+                f"({type(error).__name__}); allowed: a forward that is classifier(encoder(x))"
+            ) from error
+        found = list(v.shape) if isinstance(v, Tensor) else type(v).__name__
+        same = found == [1, head.in_features] and torch.allclose(head(v), scores, rtol=1e-3, atol=1e-4)
+    if not same:
+        what = (
+            "other scores than its classifier on its encoder"
+            if found == [1, head.in_features]
+            else f"embeddings of shape {found}"
+        )
+        raise FedfillError(
+            f"model: {FRAug.name} trains classifier(encoder(x)) and nothing beside it, and {name} makes {what}; "
+            f"allowed: embeddings of shape [samples, {head.in_features}], and a forward that is classifier(encoder(x))"
+        )
 
 
 def _size(model: nn.Module) -> int:

@@ -89,7 +89,7 @@ def descend(folder: Path, where: str) -> Path:
 
 
 def _children(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+    return sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith((".", "__MACOSX")))
 
 
 def _children_if_readable(folder: Path) -> list[Path]:
@@ -209,6 +209,8 @@ def read_domain_names(column: Any, names: tuple[str, ...] | None, where: str) ->
     if column.null_count:
         raise FedfillError(f"{where} has {column.null_count} empty domains")
     values = column.to_pylist()
+    if blank := values.count(""):
+        raise FedfillError(f"{where} has {blank} empty domains")
     if names is not None and pa.types.is_integer(kind):
         if wrong := [value for value in values if not 0 <= value < len(names)]:
             raise FedfillError(f"{where}: a domain is {wrong[0]}, but there are {len(names)} domain names")

@@ -425,7 +425,8 @@ def partition(
         parts = domain(domains, seed, *map(int, numbers))
         if clients not in (None, len(parts)):
             raise FedfillError(
-                f"clients: found {clients:,}, but partition '{spec}' makes {len(parts):,} of these domains"
+                f"clients: found {clients:,}, but partition '{spec}' makes {len(parts):,} of these domains; allowed: that many, "
+                "and with partition=domain:K K times the domains"
             )
         return parts
     if clients is None:
