@@ -26,6 +26,7 @@ from torch import nn
 import fedfill
 from fedfill import tree
 from fedfill.algorithms.fedavg import Broadcast, FedAvg
+from fedfill.algorithms.fraug import FRAug
 from fedfill.data.federation import federate
 from fedfill.engines.contract import Server
 from fedfill.engines.local import LocalEngine
@@ -670,6 +671,28 @@ def test_batch_norm_of_single_values_needs_two_samples(algorithm: str, tmp_path:
 def test_batch_norm_of_single_values_needs_mini_batches_of_two() -> None:
     with pytest.raises(FedfillError, match=r"one sample, and batch_size is 1; allowed"):
         fedfill.run("fedavg", model="digits6", clients=3, batch_size=1)
+
+
+@pytest.mark.parametrize(
+    ("given", "epochs", "steps"),
+    [
+        ({}, 1, 7),
+        ({"local_epochs": 3}, 3, None),
+        ({"local_steps": 2}, 1, 2),
+        ({"local_epochs": 3, "local_steps": 2}, 3, 2),
+    ],
+)
+@pytest.mark.parametrize("preset", [{"local_steps": 7}, {}])
+def test_epochs_that_are_asked_for_stand_in_for_an_algorithms_mini_batches(
+    preset: dict[str, int], given: dict[str, int], epochs: int, steps: int | None, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(FRAug, "presets", {"digits": preset})
+    fedfill.run("fraug", model="cnn2bn", clients=2, rounds=1, data_fraction=0.1, **given, out=tmp_path)
+    recorded = tomllib.loads((tmp_path / "experiment.toml").read_text())["settings"]
+    expected = 10 if not given and not preset else steps
+    assert (recorded["local_epochs"], recorded["local_steps"]) == (epochs, expected or "none")
+    fedfill.resume(tmp_path)
 
 
 def test_a_module_without_the_named_parts(tmp_path: Path) -> None:

@@ -45,7 +45,7 @@ class Algorithm(BaseModel):
     """Settings by data set that stand in for the defaults, where the paper has others for each data set."""
 
     local_epochs: int = Field(default=5, ge=1)
-    """Passes of a client over its data in a round (E)."""
+    """Passes of a client over its data in a round (E); given alone, in place of an algorithm's `local_steps`."""
     local_steps: int | None = Field(default=None, ge=1)
     """Mini-batches in a round, in place of epochs."""
     batch_size: int = Field(default=64, ge=1)

@@ -72,7 +72,12 @@ def prepare(
             f"engine: found flower with algorithm={kind.name}, which is no federation of hosts; allowed: local and ray"
         )
     own, models = dict(experiment.settings), dict(experiment.model_settings)
-    settings = checked(kind, {**kind.presets.get(experiment.data, {}), **own})
+    presets = dict(kind.presets.get(experiment.data, {}))
+    if (
+        "local_epochs" in own
+    ):  # who asks for epochs gets them, and not the mini-batches that an algorithm has by default
+        presets["local_steps"] = None
+    settings = checked(kind, {**presets, **own})
     model_settings = checked(ModelSettings, models, "model setting")
     if federation is None:
         federation = divide(experiment, data=data, partition=partition)
@@ -278,12 +283,11 @@ def arrange(
     for what, given in (("data", data), ("partition", partition), ("model", model)):
         if given is None:
             raise FedfillError(f"{what}: found None; leave it out for the default")
+    options = {name: str(value) if isinstance(value, Path) else value for name, value in options.items()}
     fields = {
         k: v for k, v in options.items() if k in Experiment.model_fields and k not in ("settings", "model_settings")
     }
     own, models = split_settings(kind, {k: v for k, v in options.items() if k not in fields})
-    if fields.get("data_dir") is not None:
-        fields["data_dir"] = str(fields["data_dir"])
     if isinstance(data, list) or not isinstance(partition, str):
         fields.setdefault("clients", None)  # the list or the partitioner says how many
     experiment = checked(

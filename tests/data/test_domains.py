@@ -206,7 +206,10 @@ def test_image_folders_of_numbers_in_their_order(tmp_path: Path) -> None:
 def test_images_of_many_sizes_need_one(tmp_path: Path) -> None:
     write_folder(tmp_path / "d" / "sea", 0, size=3)
     write_folder(tmp_path / "d" / "air", 100, size=5)
-    with pytest.raises(FedfillError, match=r"domain 'sea': some samples have shape \[1, 5, 5\].* others \[1, 3, 3\]"):
+    with pytest.raises(
+        FedfillError,
+        match=r"domain 'sea': some samples have shape \[1, 5, 5\].* others \[1, 3, 3\].* image_size brings",
+    ):
         load("d", tmp_path)
     source = load("d", tmp_path, 4)
     assert source.train.inputs.shape[1:] == (3, 4, 4)

@@ -186,7 +186,7 @@ def test_an_experiment_begins_with_them_and_says_so(tmp_path: Path):
     trained = build("cnn2bn", (1, 8, 8), 7, ModelSettings(), seed=1)
     safetensors.torch.save_file(weights_of(trained), file)
     options = {"data": "digits", "clients": 2, "rounds": 1, "local_epochs": 1, "data_fraction": 0.1, "model": "cnn2bn"}
-    result = fedfill.run("fedavg", **options, **{"model.weights": str(file)}, out=tmp_path / "a")
+    result = fedfill.run("fedavg", **options, **{"model.weights": file}, out=tmp_path / "a")
     assert any(
         note.startswith(f"The network begins with the weights of {file}, but not its head")
         for note in result.summary["notes"]

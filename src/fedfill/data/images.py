@@ -383,10 +383,11 @@ def check_labels(labels: np.ndarray[Any, Any], names: tuple[str, ...] | None, wh
 def check_alike(first: Tensor, second: Tensor, where: str) -> None:
     """Refuse samples of different shapes or types, in a sentence that begins with `where`."""
     if first.shape[1:] != second.shape[1:] or first.dtype != second.dtype:
+        images = first.dtype == second.dtype == torch.uint8
+        hint = ", and image_size brings images in files to one shape" if images else ""
         raise FedfillError(
             f"{where}: some samples have shape {list(first.shape[1:])} and type {first.dtype}, others "
-            f"{list(second.shape[1:])} and "
-            f"{second.dtype}; all must be alike"
+            f"{list(second.shape[1:])} and {second.dtype}; all must be alike{hint}"
         )
 
 
