@@ -367,6 +367,34 @@ def test_what_is_given_here_wins_over_the_config(elsewhere: Path) -> None:
         assert f"\n{line}\n" in text
 
 
+@pytest.mark.parametrize(
+    ("words", "steps"),
+    [([], 2), (["local_epochs=3"], '"none"'), (["local_epochs=3", "local_steps=4"], 4), (["local_steps=4"], 4)],
+)
+def test_epochs_that_are_given_here_win_over_mini_batches_of_the_config(
+    words: list[str], steps: object, elsewhere: Path
+) -> None:
+    (elsewhere / "config.toml").write_text(
+        "clients = 2\nrounds = 1\ndata_fraction = 0.1\n[settings]\nlocal_steps = 2\n"
+    )
+    result = fedfill_(
+        "run", "fedavg", "--config", "config.toml", *(word for w in words for word in ("--set", w)), "--out", "x"
+    )
+    assert result.exit_code == 0, result.output
+    assert f"\nlocal_steps = {steps}\n" in (elsewhere / "x" / "experiment.toml").read_text()
+
+
+def test_run_shows_the_round_that_validation_chose() -> None:
+    text = fedfill_("run", "fedavg", *TINY, "--client-validation", "0.2").stdout
+    for words in (
+        "accuracy, round chosen by validation",
+        "mean over clients, that round",
+        "mean over clients, last round",
+    ):
+        assert words in text
+    assert "validation" not in fedfill_("run", "fedavg", *TINY).stdout
+
+
 def test_compare_prints_a_table(tiny: Callable[..., Result], elsewhere: Path) -> None:
     words = ["compare", "fedavg", "fedavg:latent_activation=none", *TINY, "--seeds", "0,1"]
     result = fedfill_(*words, "--out", "c")

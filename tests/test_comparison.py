@@ -354,3 +354,11 @@ def test_a_comparison_of_which_nothing_is_left_is_a_sentence(tmp_path: Path) -> 
     ):
         compare([FAST], out=tmp_path, **ONE)
     assert not (tmp_path / "comparison.csv").exists()
+
+
+def test_epochs_of_one_row_win_over_the_mini_batches_of_all(tmp_path: Path) -> None:
+    labels = ["fedavg", "fedavg:local_epochs=1"]
+    compare(labels, seeds=[0], out=tmp_path, data="digits", clients=2, rounds=1, data_fraction=0.2, local_steps=3)
+    recorded = [file.read_text() for file in sorted(tmp_path.glob("*/experiment.toml"))]
+    assert ['\nlocal_steps = "none"\n' in text for text in recorded] == [True, False]
+    assert "\nlocal_steps = 3\n" in recorded[1]

@@ -653,24 +653,52 @@ def test_a_model_that_does_not_fit(model: Any, sentence: str, tmp_path: Path) ->
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("algorithm", ["fedavg", "fedbn", "fraug"])
-def test_batch_norm_of_single_values_needs_two_samples(algorithm: str, tmp_path: Path) -> None:
+def with_batch_norm() -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Dropout(), nn.Linear(8, 2))
+
+
+@pytest.mark.parametrize("algorithm", ["fedavg", "fedbn", "fraug", "module"])
+def test_a_client_with_one_sample_under_batch_norm_is_lost_and_counted(algorithm: str, tmp_path: Path) -> None:
     one = {
         "a": (np.zeros((20, 6), np.float32), np.arange(20) % 2),
         "b": (np.ones((1, 6), np.float32), np.zeros(1, int)),
     }
-    given = {"data": one, "partition": "domain", "model": "mlp", "rounds": 1}
-    with pytest.raises(
-        FedfillError, match=r"^model: .* one sample, and client 1 b has but one training sample; allowed"
-    ):
-        fedfill.run(algorithm, **given, out=tmp_path / "run")
+    model = with_batch_norm() if algorithm == "module" else "mlp"
+    algorithm = "fedavg" if algorithm == "module" else algorithm
+    given = {"data": one, "partition": "domain", "model": model, "rounds": 1}
+    note = "Clients with one labelled training sample: 1 of 2 (1 b)."
+    result = fedfill.run(algorithm, **given, out=tmp_path / "run")
+    assert any(text.startswith(note) for text in result.summary["notes"])
+    (lost,) = lines(tmp_path / "run")[0]["lost"]
+    assert (lost["client"], lost["reason"]) == (1, "batch norm can't be trained on one sample")
+    frozen = fedfill.run(algorithm, **given, buffers="frozen", out=tmp_path / "frozen")
+    assert frozen.summary["lost_replies"] == 0
+    assert not any(text.startswith(note) for text in frozen.summary["notes"])
+
+
+FEW: dict[str, Any] = {"clients": 3, "rounds": 1, "data_fraction": 0.2, "labelled_per_client": 1, "model": "mlp"}
+
+
+@pytest.mark.parametrize("algorithm", ["fedavg", "mixup"])
+def test_where_all_have_one_sample_under_batch_norm_the_run_ends_with_a_sentence(algorithm: str) -> None:
+    with pytest.raises(FedfillError, match=r"^min_replies: .* \(batch norm can't be trained on one sample\)"):
+        fedfill.run(algorithm, **FEW, local_steps=1)
+
+
+def test_one_label_beside_samples_without_is_enough_for_fixmatch() -> None:
+    torch.manual_seed(5)
+    state = torch.get_rng_state()
+    assert fedfill.run("fixmatch", **FEW, local_steps=1).summary["lost_replies"] == 0
+    assert fedfill.run("fixmatch", **FEW, local_steps=1, batch_size=1).summary["lost_replies"] == 0
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize("model", ["digits6", "module"])
+def test_batch_norm_of_single_values_needs_mini_batches_of_two(model: str, tmp_path: Path) -> None:
+    own = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Dropout(), nn.Linear(8, 10))
+    with pytest.raises(FedfillError, match=r"^batch_size: found 1, .* one sample; allowed: 2 or more"):
+        fedfill.run("fedavg", model=own if model == "module" else model, clients=3, batch_size=1, out=tmp_path / "x")
     assert not list(tmp_path.iterdir())
-    assert fedfill.run(algorithm, **given, buffers="frozen").summary["rounds"] == 1
-
-
-def test_batch_norm_of_single_values_needs_mini_batches_of_two() -> None:
-    with pytest.raises(FedfillError, match=r"one sample, and batch_size is 1; allowed"):
-        fedfill.run("fedavg", model="digits6", clients=3, batch_size=1)
 
 
 @pytest.mark.parametrize(
@@ -693,6 +721,20 @@ def test_epochs_that_are_asked_for_stand_in_for_an_algorithms_mini_batches(
     expected = 10 if not given and not preset else steps
     assert (recorded["local_epochs"], recorded["local_steps"]) == (epochs, expected or "none")
     fedfill.resume(tmp_path)
+
+
+class InSteps(FedAvg):
+    """FedAvg that counts in mini-batches."""
+
+    name = "in-steps"
+
+    local_steps: int = 2
+    """Mini-batches in a round."""
+
+
+def test_an_algorithm_that_knows_steps_alone_keeps_them(tmp_path: Path) -> None:
+    fedfill.run(InSteps, clients=2, rounds=1, data_fraction=0.1, local_epochs=3, out=tmp_path)
+    assert "\nlocal_steps = 2\n" in (tmp_path / "experiment.toml").read_text()
 
 
 def test_a_module_without_the_named_parts(tmp_path: Path) -> None:
@@ -756,6 +798,17 @@ def test_a_network_with_dropout_is_taken_and_gives_the_same_bits_on_any_number_o
     assert len(sums) == 1
 
 
+class OnlyEvaluated(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(64, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            raise NotImplementedError
+        return self.linear(x.flatten(1))
+
+
 @pytest.mark.parametrize(
     ("model", "sentence"),
     [
@@ -768,10 +821,7 @@ def test_a_network_with_dropout_is_taken_and_gives_the_same_bits_on_any_number_o
         ),
         (Net, "model: found <class .*Net'>; allowed: .* an instance of torch.nn.Module"),
         (None, "model: found None; leave it out"),
-        (
-            torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10), torch.nn.BatchNorm1d(10)),
-            "trained on the mini-batch of the smallest client",
-        ),
+        (OnlyEvaluated(), "trained on the mini-batch of the smallest client"),
     ],
 )
 def test_models_whose_results_could_not_be_trusted_are_refused(model: Any, sentence: str, tmp_path: Path) -> None:

@@ -584,7 +584,7 @@ def _options(params: Mapping[str, Any]) -> dict[str, Any]:
         FedfillError: Where the file holds anything that is not allowed, or a --set is none.
     """
     from fedfill.runs.directory import read_toml
-    from fedfill.settings import Experiment
+    from fedfill.settings import Experiment, over
 
     fields = set(Experiment.model_fields) - {"settings", "model_settings"}
     options: dict[str, Any] = {}
@@ -599,6 +599,7 @@ def _options(params: Mapping[str, Any]) -> dict[str, Any]:
     options |= {name: params[name] for name in fields if params.get(name) is not None}
     if "data_dir" in options:
         options["data_dir"] = str(options["data_dir"])
+    given: dict[str, str] = {}
     for pair in params.get("setting") or []:
         key, equals, value = (part.strip() for part in pair.partition("="))
         if not equals or not key:
@@ -610,5 +611,5 @@ def _options(params: Mapping[str, Any]) -> dict[str, Any]:
                 else f"has an option of its own, --{key.replace('_', '-')}"
             )
             raise FedfillError(f"--set: '{key}' {place}")
-        options[key] = value
-    return options
+        given[key] = value
+    return over(options, given)

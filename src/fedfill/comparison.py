@@ -21,7 +21,7 @@ from fedfill.experiment import launch
 from fedfill.loop import OnRound, Prepared, Result
 from fedfill.preparation import arrange
 from fedfill.runs.directory import RunDirectory, write_atomically, writing
-from fedfill.settings import Experiment, split_settings, whole_numbers
+from fedfill.settings import Experiment, over, split_settings, whole_numbers
 from fedfill.training.evaluation import FAIRNESS
 
 FIGURES = ("accuracy", "best_accuracy", *FAIRNESS, "bytes_up", "bytes_down", "train_samples", "seconds")
@@ -161,7 +161,7 @@ def compare(
     shared = _shared_settings([name for _, name, _ in variants], options)
 
     def arranged(name: str, own: Mapping[str, str], seed: int) -> Prepared:
-        return arrange(name, data=data, partition=partition, model=model, seed=seed, **{**shared[name], **own})
+        return arrange(name, data=data, partition=partition, model=model, seed=seed, **over(shared[name], own))
 
     # everything is checked before anything runs
     for _, name, own in variants:

@@ -7,7 +7,7 @@ import dataclasses
 import re
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import nn
@@ -73,9 +73,9 @@ def prepare(
         )
     own, models = dict(experiment.settings), dict(experiment.model_settings)
     presets = dict(kind.presets.get(experiment.data, {}))
-    if (
-        "local_epochs" in own
-    ):  # who asks for epochs gets them, and not the mini-batches that an algorithm has by default
+    optional = type(None) in get_args(kind.model_fields["local_steps"].annotation)
+    if "local_epochs" in own and optional:
+        # who asks for epochs gets them, and not the mini-batches that an algorithm has by default
         presets["local_steps"] = None
     settings = checked(kind, {**presets, **own})
     model_settings = checked(ModelSettings, models, "model setting")
@@ -107,8 +107,6 @@ def prepare(
         if model_settings.weights is not None:
             note = load(network, model_settings.weights)
             federation = dataclasses.replace(federation, notes=(*federation.notes, note))
-        if settings.buffers != "frozen" and not kind.unlabelled:
-            _require_two_samples(network, federation, settings.batch_size)
     else:
         if not isinstance(model, nn.Module):
             raise FedfillError(
@@ -122,7 +120,9 @@ def prepare(
         if any(len(client.train) for client in federation.clients):
             _require_fit(network, federation, settings.batch_size)
     require_parts(network, settings.needs(), kind.name)
-    settings = settings.resolved(rounds=experiment.rounds, model=network, inputs=federation.sample.inputs)
+    sample = (federation.test if len(federation.test) else federation.sample).inputs[:1]
+    settings = settings.resolved(rounds=experiment.rounds, model=network, inputs=sample)
+    federation = _with_lone_samples_noted(network, federation, settings, sample)
     final = experiment.model_copy(
         update={
             "clients": len(federation.clients),
@@ -196,11 +196,13 @@ def _require_fit(model: nn.Module, federation: Federation, batch_size: int) -> N
         with torch.inference_mode():
             found = list(model.eval()(normalise(federation.test.inputs[:1])).shape)  # a lazy layer gets its shape here
         trained = [client.train for client in federation.clients if len(client.train)]
-        smallest = min(trained, key=len)[:batch_size]
+        smallest = min(trained, key=len)[: max(batch_size, 2)]
+        # two of one: whether batch norm ever meets a lone sample is for the algorithm and its data to say
+        inputs = torch.cat([smallest.inputs, smallest.inputs]) if len(smallest) == 1 else smallest.inputs
         draws = torch.get_rng_state()
         trial = copy.deepcopy(model).train()
         with draws_from(trial, torch_stream(0, "trial")):
-            scores = trial(normalise(smallest.inputs))
+            scores = trial(normalise(inputs))
         drew = not torch.equal(draws, torch.get_rng_state())
         if scores.requires_grad:
             scores.sum().backward()
@@ -230,26 +232,31 @@ def _require_fit(model: nn.Module, federation: Federation, batch_size: int) -> N
         )
 
 
-def _require_two_samples(network: nn.Module, federation: Federation, batch_size: int) -> None:
-    """Refuse a built-in network whose batch norm would get one value for each channel, since that can't be trained on."""
+def _with_lone_samples_noted(
+    network: nn.Module, federation: Federation, settings: Algorithm, sample: torch.Tensor
+) -> Federation:
+    """A note on clients with one sample, which a network with batch norm of single values can't be trained on."""
     sizes = {i: len(client.train) for i, client in enumerate(federation.clients) if len(client.train)}
-    smallest = min(sizes, key=lambda i: sizes[i], default=None)
-    if smallest is None or min(sizes[smallest], batch_size) > 1:
-        return
+    lone = [federation.client_names[i] for i, size in sizes.items() if size == 1]
+    if settings.buffers == "frozen" or settings.unlabelled or not (lone or (sizes and settings.batch_size == 1)):
+        return federation
+    trial = copy.deepcopy(network).train()
     try:
-        with torch.inference_mode():
-            copy.deepcopy(network).train()(normalise(federation.sample.inputs))
-    except ValueError as error:
-        found = (
-            f"client {federation.client_names[smallest]} has but one training sample"
-            if sizes[smallest] == 1
-            else "batch_size is 1"
+        with torch.no_grad(), draws_from(trial, torch_stream(0, "trial")):
+            trial(normalise(sample))
+    except ValueError:
+        allowed = "buffers=frozen, or a network without batch norm of single values, such as --model cnn2 for images"
+        if settings.batch_size == 1 and not any(len(client.unlabelled) for client in federation.clients):
+            raise FedfillError(
+                f"batch_size: found 1, and the batch norm of this network can't be trained on one sample; allowed: 2 or more, {allowed}"
+            ) from None
+        some = ", ".join(lone[:3]) + (", ..." if len(lone) > 3 else "")
+        note = (
+            f"Clients with one labelled training sample: {len(lone)} of {len(sizes)} ({some}). The batch norm of this network can't be "
+            f"trained on it alone: where they have nothing else, their replies are lost. What helps: {allowed}."
         )
-        raise FedfillError(
-            f"model: the batch norm of this network can't be trained on one sample, and {found}; allowed: two samples or more for each "
-            "client and mini-batch (data_fraction, labelled_per_client and the partition decide on them), buffers=frozen, or a network "
-            "without batch norm of single values, such as --model cnn2 for images"
-        ) from error
+        return replace(federation, notes=(*federation.notes, note)) if lone else federation
+    return federation
 
 
 def default_directory(prepared: Prepared) -> Path:

@@ -117,6 +117,20 @@ def split_settings(algorithm: type[Algorithm], values: Mapping[str, Any]) -> tup
     return own, models
 
 
+def over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Options, and over them others that were asked for later or more precisely.
+
+    Args:
+        below: By name.
+        above: Likewise.
+
+    Returns:
+        Both, where a name stands in both the second's; and where the second asks for epochs, no mini-batches of the first.
+    """
+    replaced = {"local_steps"} if "local_epochs" in above else set()
+    return {**{name: value for name, value in below.items() if name not in replaced}, **above}
+
+
 def whole_numbers(seeds: Sequence[int]) -> list[int]:
     """Seeds as whole numbers from 0.
 

@@ -90,7 +90,15 @@ def print_result(result: Result) -> None:
     table.add_row(
         "best accuracy (chosen on the test set)", f"{_share(summary['best_accuracy'])} in round {summary['best_round']}"
     )
+    if "selected_round" in summary:
+        table.add_row(
+            "accuracy, round chosen by validation",
+            f"{_share(summary['selected_accuracy'])} in round {summary['selected_round']}",
+        )
+        if summary["selected_mean_client_accuracy"] is not None:
+            table.add_row("mean over clients, that round", _share(summary["selected_mean_client_accuracy"]))
     if summary["worst_client_accuracy"] is not None:
+        table.add_row("mean over clients, last round", _share(summary["mean_client_accuracy"]))
         table.add_row("worst client, own test split", _share(summary["worst_client_accuracy"]))
         table.add_row("variance over clients, in percent²", f"{summary['client_variance']:.1f}")
     table.add_row("variance over classes, in percent²", f"{summary['class_variance']:.1f}")

@@ -503,6 +503,33 @@ def test_a_network_without_normalisation_is_shared_whole(tmp_path: Path):
     assert all(bool(state["private"].seen.any()) for state in kept.values())
 
 
+class Particular(nn.Module):
+    """That takes images alone, and has a part that nothing uses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = nn.Sequential(Shares(), nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8))
+        self.classifier = nn.Linear(8, 10)
+        self.unused = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.classifier(self.encoder(x))
+
+
+class Shares(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        if float(x.abs().max()) > 1:
+            raise IndexError("no image")
+        return x
+
+
+def test_the_model_is_tried_on_what_samples_may_be(tmp_path: Path):
+    given = Particular()
+    before = weights_of(given)
+    fedfill.run("fraug", model=given, clients=2, rounds=1, data_fraction=0.1, local_steps=1, out=tmp_path)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in weights_of(given).items())
+
+
 class Deep(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -516,14 +543,34 @@ class Deep(nn.Module):
 class Between(nn.Module):
     """With a layer that the two parts leave out."""
 
-    def __init__(self) -> None:
+    def __init__(self, zero: bool = False) -> None:
         super().__init__()
         self.encoder = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8))
         self.neck = nn.Linear(8, 8)
         self.classifier = nn.Linear(8, 10)
+        if zero:  # all scores are 0 at first, with the neck and without
+            nn.init.zeros_(self.classifier.weight)
+            nn.init.zeros_(self.classifier.bias)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.classifier(self.neck(self.encoder(x)))
+
+
+class Twice(nn.Module):
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return x, x
+
+
+class Pair(nn.Module):
+    """Whose encoder makes more than embeddings."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), Twice())
+        self.classifier = nn.Linear(8, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.classifier(self.encoder(x)[0])
 
 
 class Tokens(nn.Module):
@@ -553,11 +600,13 @@ class Flat(nn.Module):
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
-        ({"model": Flat()}, "the encoder of Flat does not take x (RuntimeError)"),
+        ({"model": Flat()}, "and Flat or its encoder does not take x (RuntimeError)"),
         ({"model": Deep()}, "needs a linear head named classifier on an encoder, and Deep has a Sequential there"),
         ({"model": "cnn2bn", "projection": 5}, "and Classifier has a projection before it"),
         ({"model": nn.Sequential(nn.Flatten(), nn.Linear(64, 10))}, "Sequential has no 'encoder'"),
         ({"model": Between()}, "and Between makes other scores than its classifier on its encoder"),
+        ({"model": Between(zero=True)}, "and Between makes other scores than its classifier on its encoder"),
+        ({"model": Pair()}, "and Pair makes a tuple of them; allowed: embeddings of shape [samples, 8]"),
         ({"model": Tokens()}, "and Tokens makes embeddings of shape [1, 3, 8]"),
         (
             {"model": "cnn2bn", "embedding_latent": 10**12},

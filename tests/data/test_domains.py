@@ -322,8 +322,8 @@ def test_bad_dicts(data: Any, sentence: str) -> None:
         (None, ["a"] * 12, "the test samples have a column 'domain' and the training samples have none"),
         (["a", "b"] * 6, ["a", "c"] * 6, "the test samples have a domain 'c' that the training samples don't have"),
         ([0.5] * 12, [0.5] * 12, "train.parquet' has domains of type double, but strings or integers are needed"),
-        ([None, *["a"] * 11], ["a"] * 12, "train.parquet' has 1 empty domains"),
-        (["", *["a"] * 11], ["a"] * 12, "train.parquet' has 1 empty domains"),
+        ([None, *["a"] * 11], ["a"] * 12, "train.parquet': column 'domain' has 1 empty cell"),
+        (["", *["a"] * 11], ["a"] * 12, "train.parquet': column 'domain' has 1 empty cell"),
     ],
 )
 def test_bad_columns(tmp_path: Path, train: Any, test: Any, sentence: str) -> None:
@@ -436,7 +436,9 @@ def test_clients_of_a_domain_without_test_samples_hold_out_their_own() -> None:
     data = {"few": (floats(0, 2), [0, 1]), "many": (floats(100, 40), [0, 1] * 20)}
     federation = make(data, client_test=0.5)
     assert [len(client.test) for client in federation.clients] == [0, 8]
-    assert federation.notes[-1].endswith("; where a domain has none, 50% of the client's samples: 1 of 2 clients.")
+    assert federation.notes[-1].endswith(
+        "; where a domain has none, 50% of the client's samples: 1 of 2 clients; too few for one: 1."
+    )
     # two of one class are too few for a fifth, and enough for a half
     data["few"] = (floats(0, 2), [0, 0])
     federation = make(data, client_test=0.5)
@@ -470,7 +472,7 @@ def test_pooled_keeps_what_the_domains_are_tested_on() -> None:
         ({"partition": "domain:x"}, "^partition: 'domain' needs .* has 'x'$"),
         ({"partition": "domain:21"}, "^partition 'domain:21': a domain has only 20 samples to share out among its 21 clients$"),
         ({"partition": "domian"}, "^partition: 'domian' is unknown; did you mean 'domain'"),
-        ({"data": (floats(0, 20), [0, 1] * 10)}, "^partition: 'domain' needs data whose samples have domains, .* have none$"),
+        ({"data": (floats(0, 20), [0, 1] * 10)}, "^partition: 'domain' needs data whose samples have domains, .* have none; tables and Parquet files name them in a column 'domain'"),
         ({"partition": "iid"}, "^clients: a number is needed to divide the data by 'iid'$"),
         ({"client_validation": 0.6}, "^client_validation: found 0.6, but a share from 0 to 0.5 is needed$"),
         ({"image_size": 32}, "^image_size: found 32, but data from Python keep their shape"),

@@ -114,10 +114,10 @@ def test_parquet_and_csv_say_the_same(folder: Path) -> None:
     [
         ("age,kind", ["1,a", "2,b"], "train.csv' has no column 'label', only age, kind"),
         ("label", ["1", "2"], "has no column beside 'label' and 'domain' to learn from"),
-        ("age,label", ["1,a", ",b"], "column 'age' of .*train.csv' has 1 empty cells; fill them"),
-        ("job,label", ["cook,a", ",b"], "column 'job' of .*train.csv' has 1 empty cells; fill them"),
-        ("age,label", ["1,a", "2,", "3,b"], "column 'label' of .*train.csv' has 1 empty cells; fill them"),
-        ("age,label,domain", ["1,a,x", "2,b,"], "column 'domain' of .*train.csv' has 1 empty cells; fill them"),
+        ("age,label", ["1,a", ",b"], "column 'age' of .*train.csv' has 1 empty cell; fill them"),
+        ("job,label", ["cook,a", ",b"], "column 'job' of .*train.csv' has 1 empty cell; fill them"),
+        ("age,label", ["1,a", "2,", "3,b"], "column 'label' of .*train.csv' has 1 empty cell; fill them"),
+        ("age,label,domain", ["1,a,x", "2,b,"], "column 'domain' of .*train.csv' has 1 empty cell; fill them"),
         (",age,label", ["0,1,a", "1,2,b"], "has a column without a name, .* row numbers; write it with index=False"),
         ("Unnamed: 0.1,age,label", ["0,1,a", "1,2,b"], "has a column without a name, 'Unnamed: 0.1', .* index=False"),
         ("Unnamed: 0,age,label", ["0,1,a", "1,2,b"], "has a column without a name, 'Unnamed: 0', .* index=False"),
@@ -208,6 +208,43 @@ def test_what_a_table_is_not(folder: Path) -> None:
     (folder / "loose.csv").write_text("x,label\n1,a\n")
     with pytest.raises(FedfillError, match=r"data: 'lose\.csv' is unknown; did you mean 'loose.csv'"):
         load("lose.csv", folder)
+
+
+def test_what_the_columns_were_taken_for_is_said(folder: Path) -> None:
+    assert load("people", folder).note.endswith(
+        "Columns: 2 of numbers (age, member) and 1 of words (job: 2), one input for each word."
+    )
+    write(folder / "numbers.csv", ["1,2,3,4,5,6,a", "2,3,4,5,6,7,b"] * 3, "a,b,c,d,e,f,label")
+    assert load("numbers.csv", folder).note.endswith("Columns: 6 of numbers (a, b, c, d, e, ...).")
+
+
+@pytest.mark.parametrize("file", ["train.parquet", "train-00000-of-00001.parquet", "test.parquet"])
+def test_the_same_table_twice(folder: Path, file: str) -> None:
+    pq.write_table(pa.table({"age": [1.0], "label": ["no"]}), folder / "people" / file)
+    with pytest.raises(
+        FedfillError, match=rf"^data: '.*{file[:4]}.*\.csv' and '{file}' lie side by side, .* remove one$"
+    ):
+        load("people", folder)
+
+
+@pytest.mark.parametrize(
+    ("column", "sentence"),
+    [
+        ([[1.0], [2.0]], "column 'a' .* is of type list<.*>, but words or numbers are needed"),
+        (pa.array([0, 1], pa.date32()), "column 'a' .* is of type date32.*, but words or numbers are needed"),
+    ],
+)
+def test_columns_that_are_no_input(tmp_path: Path, column: object, sentence: str) -> None:
+    (tmp_path / "odd").mkdir()
+    pq.write_table(pa.table({"a": column, "label": ["x", "y"]}), tmp_path / "odd" / "train.parquet")
+    with pytest.raises(FedfillError, match=sentence):
+        load("odd", tmp_path)
+
+
+def test_text_that_is_not_utf_8(tmp_path: Path) -> None:
+    (tmp_path / "latin.csv").write_bytes("job,label\nköchin,a\nvet,b\n".encode("latin-1"))
+    with pytest.raises(FedfillError, match=r"column 'job' .* is of type binary.*; is the file's text in UTF-8\?$"):
+        load("latin.csv", tmp_path)
 
 
 @pytest.mark.parametrize("name", ["fraug", "fedbn"])

@@ -145,8 +145,8 @@ def changed(**tensors: Tensor | None) -> dict[str, Tensor]:
         ),
         (changed(bn1__bias=torch.zeros(64, device="meta")), "'bn1.bias' in .* is sparse, nested, quantized or without"),
         ({**torchvisions(), "encoder.1.bias": torch.zeros(64)}, "has 'bn1.bias' and 'encoder.1.bias' for one tensor"),
-        ({"state_dict": torchvisions()}, "holds no state dict"),
-        ([torch.zeros(1)], "holds no state dict"),
+        ({"state_dict": torchvisions()}, "holds 'state_dict', which is no tensor; allowed: a state dict"),
+        ([torch.zeros(1)], "holds a list; allowed: a state dict"),
         (Unknown(), r"can't be read \(UnpicklingError\)"),
     ],
 )
@@ -175,10 +175,22 @@ def test_files_that_are_none(tmp_path: Path):
         ("folder.pt", "found no file"),
         ("none.pth", "found no file"),
         ("weights.bin", "ends in .safetensors, .pt or .pth"),
+        (f"{'x' * 300}.pt", "can't be looked for .*too long"),
     ]:
         with pytest.raises(FedfillError, match=sentence) as caught:
             load(network("cnn2bn"), str(tmp_path / name))
         assert "\n" not in str(caught.value)
+
+
+def test_homes_and_capital_letters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    given = network("cnn2bn")
+    safetensors.torch.save_file(weights_of(given), tmp_path / "W.SafeTensors")
+    assert load(network("cnn2bn"), "~/W.SafeTensors").startswith(
+        "The network begins with the weights of ~/W.SafeTensors"
+    )
+    with pytest.raises(FedfillError, match=r"^model\.weights: ~nobody\.of\.this\.name/x\.pt can't be looked for"):
+        load(given, "~nobody.of.this.name/x.pt")
 
 
 def test_an_experiment_begins_with_them_and_says_so(tmp_path: Path):
@@ -193,7 +205,9 @@ def test_an_experiment_begins_with_them_and_says_so(tmp_path: Path):
     )
     plain = fedfill.run("fedavg", **options, out=tmp_path / "b")
     assert not any("weights" in note for note in plain.summary["notes"])
-    assert "weights" not in (tmp_path / "b" / "experiment.toml").read_text().split("[model_settings]")[-1]
+    assert '\nweights = "none"\n' in (tmp_path / "b" / "experiment.toml").read_text().split("[model_settings]")[-1]
+    assert f'\nweights = "{file}"\n' in (tmp_path / "a" / "experiment.toml").read_text()
+    assert fedfill.resume(tmp_path / "b").was_finished
     assert fedfill.resume(tmp_path / "a").summary == result.summary
     other = {name: tensor + 1 for name, tensor in weights_of(trained).items()}
     safetensors.torch.save_file(other, file)

@@ -6,6 +6,7 @@ head of its model on them. Normalisation layers stay with the clients, as in Fed
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -174,7 +175,7 @@ class FRAug(FedBN):
                 f"{'a projection before it' if isinstance(head, nn.Linear) else f'a {type(head).__name__} there'}; "
                 "allowed: a built-in network without projection, or a module with the parts encoder and classifier = torch.nn.Linear"
             )
-        _require_scores_of_the_head(model, head, inputs)
+        _require_scores_of_the_head(model, inputs)
         latent = self.embedding_latent or max(1, head.in_features // 2)
         # FedAvg's and not FedBN's: without normalisation layers a client still has its own transformation and prototypes
         resolved = super(FedBN, self).resolved(rounds=rounds, model=model, inputs=inputs)
@@ -412,36 +413,37 @@ class _LocalUpdate:
         optimizer.step()
 
 
-def _require_scores_of_the_head(model: nn.Module, head: nn.Linear, inputs: Tensor) -> None:
+def _require_scores_of_the_head(model: nn.Module, inputs: Tensor) -> None:
     """Make sure that the model is its head on its encoder and nothing else, since nothing else would be trained."""
-    name, random = type(model).__name__, torch.Generator().manual_seed(0)
-    if inputs.is_floating_point():
-        sample = torch.randn(inputs.shape, generator=random).to(inputs.dtype)
-    else:
-        sample = torch.randint(0, 256, inputs.shape, generator=random, dtype=inputs.dtype)
-    model.eval()
-    with torch.inference_mode():
-        x = normalise(sample)
-        scores = model(x)
+    name, generator = type(model).__name__, torch.Generator().manual_seed(0)
+    trial = copy.deepcopy(model).eval()
+    encoder: nn.Module = trial.encoder  # type: ignore[assignment]
+    head: nn.Linear = trial.classifier  # type: ignore[assignment]
+    with torch.no_grad():
+        extractor = {id(parameter) for parameter in encoder.parameters()}
+        for parameter in trial.parameters():
+            # a layer in between may begin with zeros, which would hide it, and so may a head
+            if id(parameter) not in extractor and parameter.is_floating_point():
+                parameter.copy_(torch.randn(parameter.shape, generator=generator))
         try:
-            v = model.encoder(x)  # type: ignore[operator]
-        except Exception as error:  # whatever a foreign module may raise whose forward changes x first
+            x = normalise(inputs)
+            scores, v = trial(x), encoder(x)
+        except Exception as error:  # whatever a foreign module may raise, whose forward may change x first
             raise FedfillError(
-                f"model: {FRAug.name} trains classifier(encoder(x)), and the encoder of {name} does not take x "
+                f"model: {FRAug.name} trains classifier(encoder(x)), and {name} or its encoder does not take x "
                 f"({type(error).__name__}); allowed: a forward that is classifier(encoder(x))"
             ) from error
-        found = list(v.shape) if isinstance(v, Tensor) else type(v).__name__
-        same = found == [1, head.in_features] and torch.allclose(head(v), scores, rtol=1e-3, atol=1e-4)
-    if not same:
-        what = (
-            "other scores than its classifier on its encoder"
-            if found == [1, head.in_features]
-            else f"embeddings of shape {found}"
-        )
-        raise FedfillError(
-            f"model: {FRAug.name} trains classifier(encoder(x)) and nothing beside it, and {name} makes {what}; "
-            f"allowed: embeddings of shape [samples, {head.in_features}], and a forward that is classifier(encoder(x))"
-        )
+        size = head.in_features
+        if not isinstance(v, Tensor) or list(v.shape) != [1, size]:
+            what = f"embeddings of shape {list(v.shape)}" if isinstance(v, Tensor) else f"a {type(v).__name__} of them"
+        elif not torch.allclose(head(v), scores, rtol=1e-4, atol=1e-5, equal_nan=True):
+            what = "other scores than its classifier on its encoder"
+        else:
+            return
+    raise FedfillError(
+        f"model: {FRAug.name} trains classifier(encoder(x)) and nothing beside it, and {name} makes {what}; "
+        f"allowed: embeddings of shape [samples, {size}], and a forward that is classifier(encoder(x))"
+    )
 
 
 def _size(model: nn.Module) -> int:

@@ -237,10 +237,12 @@ def federate(
         notes.append(f"The partition left out {len(left) - sum(map(len, parts)):,} of {len(left):,} training samples.")
     if homes:
         without = sum(not len(tests[home]) for home in homes)
+        untested = sum(not len(member.test) for member in members)
         notes.append(
             "Each client is tested on the whole test set of its domain"
             + (
-                f"; where a domain has none, {client_test:.0%} of the client's samples: {without:,} of {len(members):,} clients."
+                f"; where a domain has none, {client_test:.0%} of the client's samples: {without:,} of {len(members):,} clients"
+                + (f"; too few for one: {untested:,}." if untested else ".")
                 if without
                 else "."
             )

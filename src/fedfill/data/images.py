@@ -206,11 +206,9 @@ def read_domain_names(column: Any, names: tuple[str, ...] | None, where: str) ->
     kind = column.type
     if not (pa.types.is_integer(kind) or pa.types.is_string(kind) or pa.types.is_large_string(kind)):
         raise FedfillError(f"{where} has domains of type {kind}, but strings or integers are needed")
-    if column.null_count:
-        raise FedfillError(f"{where} has {column.null_count} empty domains")
     values = column.to_pylist()
-    if blank := values.count(""):
-        raise FedfillError(f"{where} has {blank} empty domains")
+    if blank := column.null_count + values.count(""):
+        raise FedfillError(f"{where}: column '{DOMAIN_COLUMN}' has {blank:,} empty cell{'s' if blank > 1 else ''}")
     if names is not None and pa.types.is_integer(kind):
         if wrong := [value for value in values if not 0 <= value < len(names)]:
             raise FedfillError(f"{where}: a domain is {wrong[0]}, but there are {len(names)} domain names")

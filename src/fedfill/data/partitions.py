@@ -420,7 +420,8 @@ def partition(
     if name == "domain":
         if domains is None:
             raise FedfillError(
-                f"partition: '{spec}' needs data whose samples have domains, such as digits-domains, and these have none"
+                f"partition: '{spec}' needs data whose samples have domains, such as digits-domains, and these have none; "
+                "tables and Parquet files name them in a column 'domain', folders of images are domain/class"
             )
         parts = domain(domains, seed, *map(int, numbers))
         if clients not in (None, len(parts)):

@@ -384,10 +384,10 @@ def _from_folder(name: str, folder: Path, one_of_many: bool, size: int | None) -
             )
         if size is not None:
             raise FedfillError(f"image_size: found {size}, but '{tables[0]}' is a table and holds no images")
-        train, test, numbers = read_tables(*tables, where)
+        train, test, numbers, note = read_tables(*tables, where)
         raw = _source(name, where, train, test)
         own, held = standardised(raw.train, raw.test, numbers)
-        return replace(raw, train=own, test=held)
+        return replace(raw, train=own, test=held, note=f"{raw.note} {note}")
     folder = descend(folder, where)
     layout = find_layout(folder)
     if layout is None:

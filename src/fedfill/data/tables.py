@@ -35,9 +35,18 @@ def find_tables(place: Path) -> tuple[Path, Path | None] | None:
 
     Returns:
         The files.
+
+    Raises:
+        FedfillError: Where there are two of one name.
     """
     if place.is_file():
         return place, None
+    for split in ("train", "test"):
+        shards = sorted(place.glob(f"{split}*.parquet"))
+        if shards and (place / f"{split}.csv").is_file():
+            raise FedfillError(
+                f"data: '{place / split}.csv' and '{shards[0].name}' lie side by side, which may be the same samples twice; remove one"
+            )
     for suffix in (".csv", ".parquet"):
         train, test = (place / f"{split}{suffix}" for split in ("train", "test"))
         if train.is_file() and (suffix == ".csv" or _is_table(train)):
@@ -45,7 +54,7 @@ def find_tables(place: Path) -> tuple[Path, Path | None] | None:
     return None
 
 
-def read_tables(train: Path, test: Path | None, where: str) -> tuple[Part, Part | None, int]:
+def read_tables(train: Path, test: Path | None, where: str) -> tuple[Part, Part | None, int, str]:
     """The samples of a training table and perhaps a test table.
 
     Args:
@@ -54,7 +63,8 @@ def read_tables(train: Path, test: Path | None, where: str) -> tuple[Part, Part 
         where: The beginning of an error sentence.
 
     Returns:
-        The parts, with float64 inputs in the table's own units, and how many of the first inputs are numbers.
+        The parts, with float64 inputs in the table's own units, how many of the first inputs are numbers, and a sentence
+        on what the columns were taken for.
 
     Raises:
         FedfillError: Where a file can't be read, a cell is empty, or a column is neither numbers nor words.
@@ -104,7 +114,19 @@ def read_tables(train: Path, test: Path | None, where: str) -> tuple[Part, Part 
         )
         origin = _words(table, DOMAIN_COLUMN, file) if DOMAIN_COLUMN in columns else None
         parts.append(Part(samples, names, f"data: '{file}'", origin))
-    return parts[0], parts[1] if test is not None else None, len(numeric)
+    said = [f"{len(numeric):,} of numbers ({_few(numeric)})"] if numeric else []
+    said += (
+        [f"{len(words):,} of words ({_few([f'{name}: {len(found):,}' for name, found in words.items()])})"]
+        if words
+        else []
+    )
+    note = f"Columns: {' and '.join(said)}{', one input for each word' if words else ''}."
+    return parts[0], parts[1] if test is not None else None, len(numeric), note
+
+
+def _few(names: Sequence[str]) -> str:
+    """The first of many names."""
+    return ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
 
 
 def standardised(train: Samples, test: Samples, numbers: int) -> tuple[Samples, Samples]:
@@ -138,7 +160,7 @@ def standardised(train: Samples, test: Samples, numbers: int) -> tuple[Samples, 
 
 
 def _is_table(file: Path) -> bool:
-    """Whether a Parquet file has plain columns only and no images; what can't be read is left to who reads it."""
+    """Whether a Parquet file has no images; what can't be read is left to who reads it."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -146,7 +168,7 @@ def _is_table(file: Path) -> bool:
         schema = pq.read_schema(file)
     except (pa.ArrowException, OSError):
         return False
-    plain = not any(pa.types.is_nested(kind) or pa.types.is_binary(kind) for kind in schema.types)
+    plain = not any(pa.types.is_struct(kind) or pa.types.is_binary(kind) for kind in schema.types)
     return plain and not any(name in schema.names for name in IMAGE_COLUMNS)
 
 
@@ -220,9 +242,9 @@ def _words(table: Any, name: str, file: Path) -> NDArray[np.str_]:
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
     if not (pa.types.is_integer(kind) or pa.types.is_boolean(kind) or _is_text(table, name)):
-        raise FedfillError(
-            f"data: column '{name}' of '{file}' is of type {kind}, but words or whole numbers are needed"
-        )
+        needed = "words or whole numbers" if name in (LABEL, DOMAIN_COLUMN) else "words or numbers"
+        hint = "; is the file's text in UTF-8?" if pa.types.is_binary(kind) and file.suffix.lower() == ".csv" else ""
+        raise FedfillError(f"data: column '{name}' of '{file}' is of type {kind}, but {needed} are needed{hint}")
     cells = table.column(name).to_pylist()
     # an empty cell among words is read as a word of no letters
     _check_whole(sum(cell is None or cell == "" for cell in cells), name, file)
@@ -232,5 +254,5 @@ def _words(table: Any, name: str, file: Path) -> NDArray[np.str_]:
 def _check_whole(empty: int, name: str, file: Path) -> None:
     if empty:
         raise FedfillError(
-            f"data: column '{name}' of '{file}' has {empty:,} empty cells; fill them or leave their rows out"
+            f"data: column '{name}' of '{file}' has {empty:,} empty cell{'s' if empty > 1 else ''}; fill them or leave their rows out"
         )

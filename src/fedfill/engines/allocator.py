@@ -1,4 +1,4 @@
-"""A faster memory allocator policy for training on CPUs."""
+"""A faster policy of the memory allocator, for training on CPUs; it is set before anyone knows where a run will train."""
 
 from __future__ import annotations
 
@@ -27,9 +27,7 @@ def keep_freed_memory() -> bool:
         mallopt = ctypes.CDLL("libc.so.6").mallopt
     except (OSError, AttributeError):
         return False
-    return bool(
-        mallopt(_M_MMAP_THRESHOLD, 2**30)
-        and mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
-        and mallopt(_M_TOP_PAD, 2**26)
-        and mallopt(_M_ARENA_MAX, 1)
-    )
+    done = [mallopt(_M_ARENA_MAX, 1), mallopt(_M_TRIM_THRESHOLD, 2**31 - 1), mallopt(_M_TOP_PAD, 2**26)]
+    # glibc before 2.35 takes no threshold of more than half a heap
+    done.append(mallopt(_M_MMAP_THRESHOLD, 2**30) or mallopt(_M_MMAP_THRESHOLD, 2**25))
+    return all(done)

@@ -21,6 +21,9 @@ from fedfill.streams import secret_stream, torch_stream
 from fedfill.training.local import Fit, Fitted, Interrupted, LocalTraining, Resident, fit, make_optimizer, mini_batches
 from fedfill.tree import Tree, Weights
 
+LONE = "batch norm can't be trained on one sample"
+"""Why a reply is lost where torch said so: a circumstance of the client's data, and no mistake of the algorithm's author."""
+
 
 def prefers_channels_last(model: nn.Module) -> bool:
     """Whether convolutions should run in the channels-last layout.
@@ -163,7 +166,7 @@ class Host:
         except Interrupted:
             raise
         except Exception as raised:  # an error is a reply; its traceback stays attached
-            error = raised
+            error = Lost(LONE) if "more than 1 value per channel" in str(raised) else raised
         if time.monotonic() > resident.deadline:
             error = late
         spent = {"fit_seconds": fits.seconds, "train_samples": fits.samples}

@@ -195,7 +195,7 @@ def build(
     if not image and name != "mlp":
         raise FedfillError(
             f"model: '{name}' takes images of 1 or 3 channels with sides that are multiples of {multiple}, found shape {list(shape)}; "
-            "give a torch.nn.Module of your own from Python"
+            f"allowed: {'images of another size (image_size), ' if len(shape) == 3 else ''}--model mlp, or a torch.nn.Module of your own from Python"
         )
     if settings.stem is not None and name != "resnet18":
         raise FedfillError(f"stem: found {settings.stem} with model {name}; allowed with resnet18 alone")

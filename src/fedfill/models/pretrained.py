@@ -65,7 +65,7 @@ def load(model: nn.Module, file: str) -> str:
             if new.shape != tensor.shape or not known:
                 raise FedfillError(
                     f"model.weights: '{given}' in {file} is {_kind(new)}, and the network has {_kind(tensor)} there; allowed: weights "
-                    "of this network (--model, model.stem and the images' channels decide on its shapes)"
+                    "of this network (--model, model.stem, which is imagenet in torchvision's, and the images' channels decide on its shapes)"
                 )
             taken[name] = new = new.to(tensor.dtype)
             if not bool(torch.isfinite(new).all()):
@@ -78,7 +78,8 @@ def load(model: nn.Module, file: str) -> str:
             taken[name] = torch.zeros_like(tensor)
         else:
             raise FedfillError(
-                f"model.weights: {file} has no '{name}'; allowed: all tensors of the network but its head's"
+                f"model.weights: {file} has no '{name}'; allowed: all tensors of the network but its head's, by our names or "
+                "torchvision's"
             )
     unknown = [given for name, (given, _) in found.items() if name not in own and not name.startswith(HEAD)]
     if unknown:
@@ -109,10 +110,16 @@ def _ours(model: nn.Module, name: str) -> str:
 
 
 def _read(file: str) -> Weights:
-    path = Path(file).expanduser()
+    try:
+        path = Path(file).expanduser()
+        there = path.is_file()
+    except (OSError, RuntimeError) as error:  # a name too long, a folder closed to us, or a user who is unknown
+        raise FedfillError(
+            f"model.weights: {file} can't be looked for ({type(error).__name__}: {error}); allowed: a file that is there"
+        ) from error
     if path.suffix.lower() not in (".safetensors", ".pt", ".pth"):
         raise FedfillError(f"model.weights: found {file}; allowed: a file that ends in .safetensors, .pt or .pth")
-    if not path.is_file():
+    if not there:
         raise FedfillError(f"model.weights: found no file {file}; allowed: one that is there")
     try:
         held: Any
@@ -128,8 +135,14 @@ def _read(file: str) -> Weights:
     if not isinstance(held, dict) or not all(
         isinstance(name, str) and isinstance(tensor, Tensor) for name, tensor in held.items()
     ):
+        beside = (
+            next((name for name, x in held.items() if not isinstance(x, Tensor)), None)
+            if isinstance(held, dict)
+            else None
+        )
         raise FedfillError(
-            f"model.weights: {file} holds no state dict; allowed: tensors by name, and nothing beside them"
+            f"model.weights: {file} holds {'a ' + type(held).__name__ if beside is None else repr(beside) + ', which is no tensor'}; "
+            "allowed: a state dict, which is tensors by name and nothing beside them"
         )
     for name, tensor in held.items():
         if tensor.is_nested or tensor.is_quantized or tensor.layout != torch.strided or tensor.device.type != "cpu":
