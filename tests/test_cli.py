@@ -386,12 +386,16 @@ def test_epochs_that_are_given_here_win_over_mini_batches_of_the_config(
 
 def test_run_shows_the_round_that_validation_chose() -> None:
     text = fedfill_("run", "fedavg", *TINY, "--client-validation", "0.2").stdout
-    for words in (
-        "accuracy, round chosen by validation",
-        "mean over clients, that round",
-        "mean over clients, last round",
+    summary = json.loads(next(Path("runs").glob("*/summary.json")).read_text())
+    for words, value in (
+        (
+            "accuracy, round chosen by validation",
+            f"{summary['selected_accuracy']:.4f} in round {summary['selected_round']}",
+        ),
+        ("mean over clients, that round", f"{summary['selected_mean_client_accuracy']:.4f}"),
+        ("mean over clients, last round", f"{summary['mean_client_accuracy']:.4f}"),
     ):
-        assert words in text
+        assert re.search(rf"{words} +│ {value}", text)
     assert "validation" not in fedfill_("run", "fedavg", *TINY).stdout
 
 

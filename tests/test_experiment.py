@@ -6,6 +6,7 @@ import gc
 import json
 import math
 import os
+import re
 import resource
 import signal
 import subprocess
@@ -32,6 +33,7 @@ from fedfill.engines.contract import Server
 from fedfill.engines.local import LocalEngine
 from fedfill.errors import DivergedError, FedfillError, checked
 from fedfill.loop import Prepared, selected
+from fedfill.preparation import arrange
 from fedfill.runs.directory import RunDirectory
 from fedfill.settings import Experiment
 from fedfill.training.evaluation import FAIRNESS, Evaluation
@@ -654,51 +656,93 @@ def test_a_model_that_does_not_fit(model: Any, sentence: str, tmp_path: Path) ->
 
 
 def with_batch_norm() -> nn.Module:
-    return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Dropout(), nn.Linear(8, 2))
+    """The trial on one sample gets as far as the second batch norm, past one that follows it and a layer that draws."""
+    first = nn.Sequential(nn.BatchNorm2d(1), nn.Flatten(), nn.Dropout(), nn.Linear(64, 8))
+    return nn.Sequential(first, nn.BatchNorm1d(8), nn.Linear(8, 2))
 
 
-@pytest.mark.parametrize("algorithm", ["fedavg", "fedbn", "fraug", "module"])
-def test_a_client_with_one_sample_under_batch_norm_is_lost_and_counted(algorithm: str, tmp_path: Path) -> None:
-    one = {
-        "a": (np.zeros((20, 6), np.float32), np.arange(20) % 2),
-        "b": (np.ones((1, 6), np.float32), np.zeros(1, int)),
-    }
-    model = with_batch_norm() if algorithm == "module" else "mlp"
-    algorithm = "fedavg" if algorithm == "module" else algorithm
-    given = {"data": one, "partition": "domain", "model": model, "rounds": 1}
-    note = "Clients with one labelled training sample: 1 of 2 (1 b)."
+def with_sizes(*sizes: int) -> list[Any]:
+    images = np.arange(1280, dtype=np.uint8).reshape(20, 8, 8)
+    return [(images[:n], np.arange(n) % 2, images, np.arange(20) % 2) for n in sizes]
+
+
+ONE = r"^On one labelled sample at a time the batch norm .*: clients with one training sample: 1 of 3 \(1\)\. Where"
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "model"), [("fedavg", "mlp"), ("fedbn", "mlp"), ("fraug", "mlp"), ("fedavg", None)]
+)
+def test_a_client_with_one_sample_under_batch_norm_is_lost_and_counted(
+    algorithm: str, model: str | None, tmp_path: Path
+) -> None:
+    given = {"data": with_sizes(20, 1, 20), "model": model or with_batch_norm(), "rounds": 1, "local_steps": 2}
+    state = torch.get_rng_state()
     result = fedfill.run(algorithm, **given, out=tmp_path / "run")
-    assert any(text.startswith(note) for text in result.summary["notes"])
+    assert torch.equal(torch.get_rng_state(), state)
+    assert sum(re.match(ONE, note) is not None for note in result.summary["notes"]) == 1
     (lost,) = lines(tmp_path / "run")[0]["lost"]
-    assert (lost["client"], lost["reason"]) == (1, "batch norm can't be trained on one sample")
+    assert lost["client"] == 1
+    assert lost["reason"].startswith("batch norm can't be trained on one sample, but buffers=frozen or")
     frozen = fedfill.run(algorithm, **given, buffers="frozen", out=tmp_path / "frozen")
     assert frozen.summary["lost_replies"] == 0
-    assert not any(text.startswith(note) for text in frozen.summary["notes"])
+    assert not any(re.match(ONE, note) for note in frozen.summary["notes"])
+
+
+def test_trying_one_sample_leaves_the_network() -> None:
+    model = with_batch_norm()
+    initial = arrange("fedavg", data=with_sizes(20, 1, 20), partition="given", model=model, rounds=1).initial
+    assert initial.keys() == model.state_dict().keys()
+    assert all(torch.equal(tensor, initial[name]) for name, tensor in model.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    ("sizes", "given"),
+    [((1, 1), {}), ((20, 1), {"participation": 0.5}), ((20, 20, 1), {"min_replies": 3}), ((20, 20), {"batch_size": 1})],
+)
+@pytest.mark.parametrize("own", [False, True])
+def test_one_sample_is_refused_where_a_round_could_not_do_without(
+    sizes: tuple[int, ...], given: dict[str, Any], own: bool, tmp_path: Path
+) -> None:
+    found = "batch_size=1" if "batch_size" in given else "clients with one training sample: "
+    model = with_batch_norm() if own else "mlp"
+    with pytest.raises(FedfillError, match=rf"^model: .* on one sample; found {found}.*; allowed: two samples"):
+        fedfill.run("fedavg", data=with_sizes(*sizes), model=model, **given, rounds=1, out=tmp_path / "x")
+    assert not list(tmp_path.iterdir())
+
+
+class Contrasts(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(64, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.training and len(x) < 2:
+            raise ValueError("two are needed")
+        return self.linear(x.flatten(1))
+
+
+def test_a_network_that_takes_no_single_sample_for_another_reason() -> None:
+    sentence = (
+        r"^model: Contrasts can't be trained on one sample \(two are needed\), and client 1 has mini-batches of one"
+    )
+    with pytest.raises(FedfillError, match=sentence):
+        fedfill.run("fedavg", data=with_sizes(20, 1, 20), model=Contrasts(), rounds=1)
 
 
 FEW: dict[str, Any] = {"clients": 3, "rounds": 1, "data_fraction": 0.2, "labelled_per_client": 1, "model": "mlp"}
 
 
 @pytest.mark.parametrize("algorithm", ["fedavg", "mixup"])
-def test_where_all_have_one_sample_under_batch_norm_the_run_ends_with_a_sentence(algorithm: str) -> None:
-    with pytest.raises(FedfillError, match=r"^min_replies: .* \(batch norm can't be trained on one sample\)"):
+def test_where_all_lose_their_replies_to_batch_norm_the_run_ends_with_a_sentence(algorithm: str) -> None:
+    with pytest.raises(FedfillError, match=r"^min_replies: .* \(batch norm can't be trained on one sample, but"):
         fedfill.run(algorithm, **FEW, local_steps=1)
 
 
-def test_one_label_beside_samples_without_is_enough_for_fixmatch() -> None:
-    torch.manual_seed(5)
-    state = torch.get_rng_state()
+def test_one_label_beside_samples_without_is_enough_for_fixmatch_and_semifl() -> None:
     assert fedfill.run("fixmatch", **FEW, local_steps=1).summary["lost_replies"] == 0
     assert fedfill.run("fixmatch", **FEW, local_steps=1, batch_size=1).summary["lost_replies"] == 0
-    assert torch.equal(torch.get_rng_state(), state)
-
-
-@pytest.mark.parametrize("model", ["digits6", "module"])
-def test_batch_norm_of_single_values_needs_mini_batches_of_two(model: str, tmp_path: Path) -> None:
-    own = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Dropout(), nn.Linear(8, 10))
-    with pytest.raises(FedfillError, match=r"^batch_size: found 1, .* one sample; allowed: 2 or more"):
-        fedfill.run("fedavg", model=own if model == "module" else model, clients=3, batch_size=1, out=tmp_path / "x")
-    assert not list(tmp_path.iterdir())
+    prepared = arrange("semifl", data="digits", partition="iid", **FEW)
+    assert not any(note.startswith("On one labelled sample") for note in prepared.federation.notes)
 
 
 @pytest.mark.parametrize(

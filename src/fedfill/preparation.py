@@ -18,6 +18,7 @@ from fedfill.data.images import first_line
 from fedfill.data.samples import normalise
 from fedfill.engines import require
 from fedfill.engines.allocator import keep_freed_memory
+from fedfill.engines.host import refuses_one_sample
 from fedfill.errors import FedfillError, checked
 from fedfill.loop import Prepared
 from fedfill.models.layers import draws_from, with_streams
@@ -122,7 +123,8 @@ def prepare(
     require_parts(network, settings.needs(), kind.name)
     sample = (federation.test if len(federation.test) else federation.sample).inputs[:1]
     settings = settings.resolved(rounds=experiment.rounds, model=network, inputs=sample)
-    federation = _with_lone_samples_noted(network, federation, settings, sample)
+    spare = (1 if kind.pooled else cohort) - experiment.min_replies
+    federation = _with_lone_samples_noted(network, federation, settings, sample, spare)
     final = experiment.model_copy(
         update={
             "clients": len(federation.clients),
@@ -233,30 +235,44 @@ def _require_fit(model: nn.Module, federation: Federation, batch_size: int) -> N
 
 
 def _with_lone_samples_noted(
-    network: nn.Module, federation: Federation, settings: Algorithm, sample: torch.Tensor
+    network: nn.Module, federation: Federation, settings: Algorithm, sample: torch.Tensor, spare: int
 ) -> Federation:
-    """A note on clients with one sample, which a network with batch norm of single values can't be trained on."""
+    """Look out for clients that train on one sample at a time, which a network with batch norm of single values can't do.
+
+    Where a round may lose more than `spare` of them, that is refused; where it can go on without them, a note counts them.
+    """
     sizes = {i: len(client.train) for i, client in enumerate(federation.clients) if len(client.train)}
-    lone = [federation.client_names[i] for i, size in sizes.items() if size == 1]
-    if settings.buffers == "frozen" or settings.unlabelled or not (lone or (sizes and settings.batch_size == 1)):
+    lone = [i for i, size in sizes.items() if min(size, settings.batch_size) == 1]
+    if not lone or settings.buffers == "frozen" or settings.unlabelled:
         return federation
     trial = copy.deepcopy(network).train()
     try:
         with torch.no_grad(), draws_from(trial, torch_stream(0, "trial")):
             trial(normalise(sample))
-    except ValueError:
-        allowed = "buffers=frozen, or a network without batch norm of single values, such as --model cnn2 for images"
-        if settings.batch_size == 1 and not any(len(client.unlabelled) for client in federation.clients):
+        return federation
+    except Exception as error:  # whatever a foreign module may raise
+        if not refuses_one_sample(error):
             raise FedfillError(
-                f"batch_size: found 1, and the batch norm of this network can't be trained on one sample; allowed: 2 or more, {allowed}"
-            ) from None
-        some = ", ".join(lone[:3]) + (", ..." if len(lone) > 3 else "")
-        note = (
-            f"Clients with one labelled training sample: {len(lone)} of {len(sizes)} ({some}). The batch norm of this network can't be "
-            f"trained on it alone: where they have nothing else, their replies are lost. What helps: {allowed}."
+                f"model: {type(network).__name__} can't be trained on one sample ({first_line(error)}), and client "
+                f"{federation.client_names[lone[0]]} has mini-batches of one; allowed: two samples or more for each"
+            ) from error
+    some = ", ".join(federation.client_names[i] for i in lone[:3]) + (", ..." if len(lone) > 3 else "")
+    found = (
+        "batch_size=1"
+        if settings.batch_size == 1
+        else f"clients with one training sample: {len(lone)} of {len(sizes)} ({some})"
+    )
+    helps = "buffers=frozen, or a network without batch norm of single values, such as --model cnn2 for images"
+    if len(lone) > spare and not any(len(client.unlabelled) for client in federation.clients):
+        raise FedfillError(
+            f"model: the batch norm of this network can't be trained on one sample; found {found}; allowed: two "
+            f"samples or more for each client and mini-batch (data_fraction, labelled_per_client and the partition decide on them), {helps}"
         )
-        return replace(federation, notes=(*federation.notes, note)) if lone else federation
-    return federation
+    note = (
+        f"On one labelled sample at a time the batch norm of this network can't be trained: {found}. Where a client has "
+        f"nothing else to train on, its reply is lost; what helps: {helps}."
+    )
+    return replace(federation, notes=(*federation.notes, note))
 
 
 def default_directory(prepared: Prepared) -> Path:

@@ -95,7 +95,7 @@ def print_result(result: Result) -> None:
             "accuracy, round chosen by validation",
             f"{_share(summary['selected_accuracy'])} in round {summary['selected_round']}",
         )
-        if summary["selected_mean_client_accuracy"] is not None:
+        if summary.get("selected_mean_client_accuracy") is not None:
             table.add_row("mean over clients, that round", _share(summary["selected_mean_client_accuracy"]))
     if summary["worst_client_accuracy"] is not None:
         table.add_row("mean over clients, last round", _share(summary["mean_client_accuracy"]))

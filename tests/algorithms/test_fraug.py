@@ -525,8 +525,10 @@ class Shares(nn.Module):
 
 def test_the_model_is_tried_on_what_samples_may_be(tmp_path: Path):
     given = Particular()
-    before = weights_of(given)
     fedfill.run("fraug", model=given, clients=2, rounds=1, data_fraction=0.1, local_steps=1, out=tmp_path)
+    before = weights_of(given)
+    FRAug().resolved(rounds=1, model=given, inputs=torch.zeros(1, 1, 8, 8, dtype=torch.uint8))
+    assert given.training
     assert all(torch.equal(tensor, before[name]) for name, tensor in weights_of(given).items())
 
 

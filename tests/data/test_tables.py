@@ -218,6 +218,18 @@ def test_what_the_columns_were_taken_for_is_said(folder: Path) -> None:
     assert load("numbers.csv", folder).note.endswith("Columns: 6 of numbers (a, b, c, d, e, ...).")
 
 
+def test_files_that_are_no_part_of_the_table(folder: Path) -> None:
+    pq.write_table(pa.table({"x": [1.0]}), folder / "people" / "train_notes.parquet")
+    assert len(load("people", folder).train) == 4
+
+
+def test_train_and_test_of_two_kinds(folder: Path) -> None:
+    (folder / "people" / "test.csv").unlink()
+    pq.write_table(pa.table({"age": [1.0], "label": ["no"]}), folder / "people" / "test.parquet")
+    with pytest.raises(FedfillError, match=r"train\.csv' and 'test\.parquet' are files of two kinds; allowed"):
+        load("people", folder)
+
+
 @pytest.mark.parametrize("file", ["train.parquet", "train-00000-of-00001.parquet", "test.parquet"])
 def test_the_same_table_twice(folder: Path, file: str) -> None:
     pq.write_table(pa.table({"age": [1.0], "label": ["no"]}), folder / "people" / file)
@@ -243,6 +255,9 @@ def test_columns_that_are_no_input(tmp_path: Path, column: object, sentence: str
 
 def test_text_that_is_not_utf_8(tmp_path: Path) -> None:
     (tmp_path / "latin.csv").write_bytes("job,label\nköchin,a\nvet,b\n".encode("latin-1"))
+    (tmp_path / "header.csv").write_bytes("köchin,label\n1,a\n2,b\n".encode("latin-1"))
+    with pytest.raises(FedfillError, match=r"^data: the names of the columns of .*header.csv' are not in UTF-8"):
+        load("header.csv", tmp_path)
     with pytest.raises(FedfillError, match=r"column 'job' .* is of type binary.*; is the file's text in UTF-8\?$"):
         load("latin.csv", tmp_path)
 

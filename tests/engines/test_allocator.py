@@ -2,10 +2,12 @@
 
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
 from fedfill import preparation
+from fedfill.engines import allocator
 from fedfill.settings import Experiment
 
 PROGRAM = "from fedfill.engines.allocator import keep_freed_memory; print(keep_freed_memory())"
@@ -21,6 +23,22 @@ def test_freed_memory_is_kept_unless_told_otherwise(monkeypatch: pytest.MonkeyPa
     assert answer() == "True"
     monkeypatch.setenv("FEDFILL_ALLOCATOR", "default")
     assert answer() == "False"
+
+
+def test_older_releases_of_glibc_take_half_a_heap(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[tuple[int, int]] = []
+
+    def mallopt(option: int, value: int) -> int:
+        good = (option, value) != (-3, 2**30)
+        if good:
+            taken.append((option, value))
+        return int(good)
+
+    monkeypatch.delenv("FEDFILL_ALLOCATOR", raising=False)
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setattr(allocator.ctypes, "CDLL", lambda name: SimpleNamespace(mallopt=mallopt))
+    assert allocator.keep_freed_memory()
+    assert sorted(taken) == [(-8, 1), (-3, 2**25), (-2, 2**26), (-1, 2**31 - 1)]
 
 
 IN_A_THREAD = """

@@ -37,12 +37,12 @@ def find_tables(place: Path) -> tuple[Path, Path | None] | None:
         The files.
 
     Raises:
-        FedfillError: Where there are two of one name.
+        FedfillError: Where there are two of one name, or of two kinds.
     """
     if place.is_file():
         return place, None
     for split in ("train", "test"):
-        shards = sorted(place.glob(f"{split}*.parquet"))
+        shards = [*place.glob(f"{split}.parquet"), *sorted(place.glob(f"{split}-*-of-*.parquet"))]
         if shards and (place / f"{split}.csv").is_file():
             raise FedfillError(
                 f"data: '{place / split}.csv' and '{shards[0].name}' lie side by side, which may be the same samples twice; remove one"
@@ -50,6 +50,11 @@ def find_tables(place: Path) -> tuple[Path, Path | None] | None:
     for suffix in (".csv", ".parquet"):
         train, test = (place / f"{split}{suffix}" for split in ("train", "test"))
         if train.is_file() and (suffix == ".csv" or _is_table(train)):
+            other = place / ("test.parquet" if suffix == ".csv" else "test.csv")
+            if other.is_file():
+                raise FedfillError(
+                    f"data: '{train}' and '{other.name}' are files of two kinds; allowed: both CSV or both Parquet"
+                )
             return train, test if test.is_file() else None
     return None
 
@@ -184,6 +189,9 @@ def _read(file: Path, texts: Sequence[str] = ()) -> Any:
             table = pa.csv.read_csv(file, convert_options=options)
         else:
             table = pq.read_table(file)
+        _ = table.column_names  # which decodes them
+    except UnicodeDecodeError as error:
+        raise FedfillError(f"data: the names of the columns of '{file}' are not in UTF-8; save it so") from error
     except (pa.ArrowException, OSError) as error:
         raise FedfillError(f"data: '{file}' can't be read as a table: {first_line(error)}") from error
     if not len(table):

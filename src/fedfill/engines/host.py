@@ -21,8 +21,13 @@ from fedfill.streams import secret_stream, torch_stream
 from fedfill.training.local import Fit, Fitted, Interrupted, LocalTraining, Resident, fit, make_optimizer, mini_batches
 from fedfill.tree import Tree, Weights
 
-LONE = "batch norm can't be trained on one sample"
+LONE = "batch norm can't be trained on one sample, but buffers=frozen or a network without it can"
 """Why a reply is lost where torch said so: a circumstance of the client's data, and no mistake of the algorithm's author."""
+
+
+def refuses_one_sample(error: Exception) -> bool:
+    """Whether torch's batch norm raised it because of a mini-batch with one value for each channel."""
+    return isinstance(error, ValueError) and "more than 1 value per channel" in str(error)
 
 
 def prefers_channels_last(model: nn.Module) -> bool:
@@ -166,7 +171,7 @@ class Host:
         except Interrupted:
             raise
         except Exception as raised:  # an error is a reply; its traceback stays attached
-            error = Lost(LONE) if "more than 1 value per channel" in str(raised) else raised
+            error = Lost(LONE) if refuses_one_sample(raised) else raised
         if time.monotonic() > resident.deadline:
             error = late
         spent = {"fit_seconds": fits.seconds, "train_samples": fits.samples}
