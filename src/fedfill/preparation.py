@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -107,7 +106,7 @@ def prepare(
         )
         if model_settings.weights is not None:
             note = load(network, model_settings.weights)
-            federation = dataclasses.replace(federation, notes=(*federation.notes, note))
+            federation = replace(federation, notes=(*federation.notes, note))
     else:
         if not isinstance(model, nn.Module):
             raise FedfillError(

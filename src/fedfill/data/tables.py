@@ -120,11 +120,8 @@ def read_tables(train: Path, test: Path | None, where: str) -> tuple[Part, Part 
         origin = _words(table, DOMAIN_COLUMN, file) if DOMAIN_COLUMN in columns else None
         parts.append(Part(samples, names, f"data: '{file}'", origin))
     said = [f"{len(numeric):,} of numbers ({_few(numeric)})"] if numeric else []
-    said += (
-        [f"{len(words):,} of words ({_few([f'{name}: {len(found):,}' for name, found in words.items()])})"]
-        if words
-        else []
-    )
+    counted = [f"{name}: {len(found):,}" for name, found in words.items()]
+    said += [f"{len(words):,} of words ({_few(counted)})"] if words else []
     note = f"Columns: {' and '.join(said)}{', one input for each word' if words else ''}."
     return parts[0], parts[1] if test is not None else None, len(numeric), note
 
@@ -165,7 +162,7 @@ def standardised(train: Samples, test: Samples, numbers: int) -> tuple[Samples, 
 
 
 def _is_table(file: Path) -> bool:
-    """Whether a Parquet file has no images; what can't be read is left to who reads it."""
+    """Whether a Parquet file has no images and nothing that may be some; what can't be read is left to who reads it."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
