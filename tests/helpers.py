@@ -1,8 +1,10 @@
 """Small worlds for tests: four clients with images that a small network learns, and a server whose clients are scripted."""
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import pytest
 import torch
 
 from fedfill import tree
@@ -13,6 +15,7 @@ from fedfill.engines.contract import Client, Message, Server, State
 from fedfill.engines.exchange import Answers, Average, Outcome, releases_of
 from fedfill.engines.host import make_resident
 from fedfill.engines.local import LocalEngine
+from fedfill.errors import FedfillError
 from fedfill.models.networks import ModelSettings, build
 from fedfill.models.views import weights_of
 from fedfill.streams import numpy_stream
@@ -20,6 +23,13 @@ from fedfill.training.local import LocalTraining, Resident
 from fedfill.tree import Weights
 
 CLASSES = 4
+
+
+def refused(setting: str, kind: type[Exception] = FedfillError) -> "pytest.RaisesExc[Exception]":
+    """Expects the error about one setting, whatever its sentence says further: wording is not what tests hold."""
+    return pytest.raises(kind, match=rf"^{re.escape(setting)}\b")
+
+
 TINY_GAN = {
     "gan_iterations": 3,
     "gan_chunk": 2,
