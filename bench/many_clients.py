@@ -22,11 +22,12 @@ from fedfill import tree
 from fedfill.algorithms.fedavg import FedAvg
 from fedfill.data.federation import ClientData, Federation
 from fedfill.data.samples import Samples
-from fedfill.engines.contract import Server, State
-from fedfill.engines.host import make_resident
 from fedfill.engines.local import LocalEngine
+from fedfill.engines.runner import make_resident
 from fedfill.models.networks import ModelSettings, build
 from fedfill.models.views import weights_of
+from fedfill.protocol.client import State
+from fedfill.protocol.server import Server
 
 MB = 1e6
 

@@ -26,13 +26,14 @@ from fedfill.algorithms import Algorithm, find
 from fedfill.algorithms.fedavg import FedAvg
 from fedfill.data.federation import ClientData, Federation
 from fedfill.data.samples import Samples
-from fedfill.engines import contract
-from fedfill.engines.contract import Message, Server, State, client_handler
-from fedfill.engines.host import make_resident
 from fedfill.engines.local import LocalEngine
+from fedfill.engines.runner import make_resident
 from fedfill.models.layers import with_streams
 from fedfill.models.networks import Classifier
 from fedfill.models.views import weights_of
+from fedfill.protocol.client import State, client_handler
+from fedfill.protocol.messages import Message
+from fedfill.protocol.server import Server
 from floor import METHODS, WORKS, Client, Floor, data
 
 METHOD_SETTINGS = {
@@ -64,7 +65,7 @@ class Null(Algorithm):
         server.call(server.select(t), self.answer, Nothing())
 
     @client_handler
-    async def answer(self, client: contract.Client, message: Nothing) -> Nothing:
+    def answer(self, client: Client, message: Nothing) -> Nothing:
         """Nothing to do."""
         return message
 

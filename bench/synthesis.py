@@ -18,14 +18,14 @@ from torch.nn import functional
 
 from fedfill.data.samples import Batch, Samples, normalise
 from fedfill.engines.allocator import keep_freed_memory
-from fedfill.engines.host import make_resident
+from fedfill.engines.runner import make_resident
 from fedfill.models.networks import ModelSettings, build
 from fedfill.models.views import weights_of
 from fedfill.streams import torch_stream
 from fedfill.synthesis import gan
 from fedfill.synthesis.gan import Critic, GANSettings, Generator
 from fedfill.synthesis.inversion import Inversion, invert
-from fedfill.training.local import Context, Fit, LocalTraining, fit
+from fedfill.training.fit import Context, Fit, LocalTraining, fit
 from fedfill.training.losses import cross_entropy
 
 SHAPE, CLASSES, STEPS = (1, 28, 28), 10, 4

@@ -11,15 +11,16 @@ from fedfill import tree
 from fedfill.algorithms import Algorithm, Start
 from fedfill.data.federation import ClientData, Federation
 from fedfill.data.samples import Samples
-from fedfill.engines.contract import Client, Message, Server, State
-from fedfill.engines.exchange import Answers, Average, Outcome, releases_of
-from fedfill.engines.host import make_resident
 from fedfill.engines.local import LocalEngine
+from fedfill.engines.runner import make_resident
 from fedfill.errors import FedfillError
 from fedfill.models.networks import ModelSettings, build
 from fedfill.models.views import weights_of
+from fedfill.protocol.client import Client, State
+from fedfill.protocol.messages import Answers, Average, Message, Outcome, releases_of
+from fedfill.protocol.server import Server
 from fedfill.streams import numpy_stream
-from fedfill.training.local import LocalTraining, Resident
+from fedfill.training.fit import LocalTraining, Resident
 from fedfill.tree import Weights
 
 CLASSES = 4

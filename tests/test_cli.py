@@ -20,8 +20,8 @@ from PIL import Image
 from typer.testing import CliRunner
 
 import fedfill
-from fedfill.algorithm import known_algorithms
 from fedfill.algorithms import find
+from fedfill.algorithms._base import known_algorithms
 from fedfill.cli import _settings, app
 from fedfill.engines.local import LocalEngine
 
@@ -691,7 +691,7 @@ def test_help(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_defaults_in_the_help_are_true() -> None:
-    from fedfill.settings import Experiment
+    from fedfill.experiment.settings import Experiment
 
     text = " ".join(fedfill_("run", "--help").stdout.split())
     empty = {  # what an option that is not given does; it takes no word for that

@@ -9,7 +9,7 @@ import pytest
 import torch
 from tests.helpers import run_rounds, scripted
 
-from fedfill.algorithm import _registry
+from fedfill.algorithms._base import _registry
 from fedfill.algorithms.fedavg import Update
 from fedfill.algorithms.fedvae import FedVAE
 

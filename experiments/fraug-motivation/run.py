@@ -19,7 +19,7 @@ from torch.nn import functional
 import fedfill
 from fedfill.data.federation import federate
 from fedfill.data.samples import Samples
-from fedfill.preparation import arrange
+from fedfill.experiment.prepare import arrange
 from fedfill.streams import torch_stream
 from fedfill.synthesis.measures import features
 

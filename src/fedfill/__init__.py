@@ -15,24 +15,24 @@ __version__ = "0.1.0"
 __all__ = ["Experiment", "FedfillError", "Result", "__version__", "compare", "measure", "reproduce", "resume", "run"]
 
 _HOME = {
-    "Experiment": "fedfill.settings",
+    "Experiment": "fedfill.experiment.settings",
     "FedfillError": "fedfill.errors",
-    "Result": "fedfill.loop",
-    "compare": "fedfill.comparison",
-    "measure": "fedfill.measuring",
-    "reproduce": "fedfill.reproduction",
-    "resume": "fedfill.experiment",
-    "run": "fedfill.experiment",
+    "Result": "fedfill.experiment.summary",
+    "compare": "fedfill.studies.compare",
+    "measure": "fedfill.studies.measure",
+    "reproduce": "fedfill.studies.reproduce",
+    "resume": "fedfill.studies.run",
+    "run": "fedfill.studies.run",
 }
 
 if TYPE_CHECKING:
-    from fedfill.comparison import compare
     from fedfill.errors import FedfillError
-    from fedfill.experiment import resume, run
-    from fedfill.loop import Result
-    from fedfill.measuring import measure
-    from fedfill.reproduction import reproduce
-    from fedfill.settings import Experiment
+    from fedfill.experiment.settings import Experiment
+    from fedfill.experiment.summary import Result
+    from fedfill.studies.compare import compare
+    from fedfill.studies.measure import measure
+    from fedfill.studies.reproduce import reproduce
+    from fedfill.studies.run import resume, run
 
 
 def __getattr__(name: str) -> Any:

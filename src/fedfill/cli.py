@@ -351,7 +351,7 @@ def compare(
 ) -> None:
     """Compare algorithms over several seeds: mean ± deviation."""
     with sentences():
-        from fedfill.comparison import compare as compare_algorithms
+        from fedfill.studies.compare import compare as compare_algorithms
 
         options = _options(context.params)
         for given_above in ("algorithm", "seed"):  # a --config for one run is good for a comparison too
@@ -389,8 +389,8 @@ def reproduce(
 ) -> None:
     """Run a paper's table and write the figures beside the paper's."""
     with sentences():
-        from fedfill.paper_table import find_table, markdown
-        from fedfill.reproduction import reproduce as reproduce_table
+        from fedfill.studies.reproduce import reproduce as reproduce_table
+        from fedfill.studies.table import find_table, markdown
 
         options = _options(context.params)
         with progress() as follow:
@@ -422,7 +422,7 @@ def measure(
 ) -> None:
     """Measure how good a run's synthetic images are."""
     with sentences():
-        from fedfill.measuring import measure as measure_images
+        from fedfill.studies.measure import measure as measure_images
 
         print_measures(measure_images(directory, oracle=oracle, data_dir=data_dir, device=device, out=folder))
 
@@ -447,10 +447,10 @@ def partition(
 ) -> None:
     """Show the class distribution of every client."""
     with sentences():
-        from fedfill.preparation import divide
+        from fedfill.experiment.prepare import divide
+        from fedfill.experiment.settings import Experiment
         from fedfill.runs.directory import writing
         from fedfill.runs.pictures import heat_map
-        from fedfill.settings import Experiment
 
         plan = checked(Experiment, {"algorithm": "", **_options(context.params)}, "option")
         federation = divide(plan)
@@ -583,8 +583,8 @@ def _options(params: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         FedfillError: Where the file holds anything that is not allowed, or a --set is none.
     """
+    from fedfill.experiment.settings import Experiment, over
     from fedfill.runs.directory import read_toml
-    from fedfill.settings import Experiment, over
 
     fields = set(Experiment.model_fields) - {"settings", "model_settings"}
     options: dict[str, Any] = {}

@@ -12,10 +12,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Table
 
 if TYPE_CHECKING:
-    from fedfill.comparison import Comparison, Difference
     from fedfill.data.federation import Federation
-    from fedfill.loop import OnRound, Result
-    from fedfill.measuring import Measures
+    from fedfill.experiment.loop import OnRound
+    from fedfill.experiment.summary import Result
+    from fedfill.studies.compare import Comparison, Difference
+    from fedfill.studies.measure import Measures
 
 MOST_ROWS = 40
 READABLE = 100

@@ -16,8 +16,8 @@ from fedfill.algorithms.fedmix import FedMix
 from fedfill.algorithms.fedprox import FedProx
 from fedfill.algorithms.fedvae import FedVAE
 from fedfill.errors import FedfillError, checked
+from fedfill.experiment.settings import Experiment
 from fedfill.models.networks import Encoder
-from fedfill.settings import Experiment
 
 DPMS = {"alpha": 5, "max_candidates": 50, "preliminary_rounds": 2, "local_epochs": 1, "batch_size": 8}
 SGD = {"optimizer": "sgd", "learning_rate": 0.05}
@@ -243,9 +243,7 @@ def test_augmentation_reaches_all_that_is_trained_on_or_is_refused(name: str, mo
 
     monkeypatch.setattr(Encoder, "forward", spied(Encoder.forward))
     monkeypatch.setattr(Encoder, "distribution", spied(Encoder.distribution))
-    monkeypatch.setattr(
-        "fedfill.training.local.augmented", lambda images, kind, generator: torch.full_like(images, 0.25)
-    )
+    monkeypatch.setattr("fedfill.training.fit.augmented", lambda images, kind, generator: torch.full_like(images, 0.25))
     extra = quick(name) | ({"mix": 0.0} if name in ("naivemix", "fedmix") else {})
     federation = small_federation(labelled=8 if name in ("semifl", "fixmatch") else None)
     algorithm = find(name)(**extra, augmentation="crop")

@@ -12,7 +12,7 @@ from fedfill.errors import FedfillError
 from fedfill.models.networks import ModelSettings, build
 from fedfill.models.views import normalisation, weights_of
 from fedfill.streams import torch_stream
-from fedfill.training.local import Fit, fit
+from fedfill.training.fit import Fit, fit
 
 WIDE = {"width": "wide"}  # with batch norm
 QUICK = {"batch_size": 8, "learning_rate": 0.05}

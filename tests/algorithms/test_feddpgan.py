@@ -12,9 +12,9 @@ from tests.helpers import CLASSES, TINY_GAN, prepare, run_rounds, scripted
 import fedfill
 from fedfill.algorithms.fedavg import Update
 from fedfill.algorithms.feddpgan import FedDPGAN, Own
-from fedfill.engines.contract import State
 from fedfill.errors import FedfillError
 from fedfill.privacy.accountant import replaced_epsilon
+from fedfill.protocol.client import State
 from fedfill.synthesis import gan
 
 QUICK: dict[str, Any] = {

@@ -11,12 +11,12 @@ from tests.helpers import CLASSES, bars, run_rounds, scripted
 
 from fedfill.algorithms.fedavg import FedAvg
 from fedfill.algorithms.feddpms import FedDPMS, PreliminaryReply, Scarce, Secondary, SecondaryReply, Shared, match
-from fedfill.engines.contract import Client, State
-from fedfill.engines.host import Host, make_resident
+from fedfill.engines.runner import ClientRunner, make_resident
 from fedfill.errors import FedfillError
 from fedfill.models.networks import ModelSettings, build
 from fedfill.models.views import part, rest, weights_of
 from fedfill.privacy.accountant import epsilon
+from fedfill.protocol.client import Client, State
 
 QUICK = {
     "local_epochs": 4,
@@ -368,7 +368,7 @@ def share(algorithm, counts, received=1, local=2):
 def serve(algorithm, handler, message, counts, secret=None, **state):
     """A handler's reply and the state that it leaves, on a host with this key or with none."""
     initial = weights_of(network(0))
-    host = Host(algorithm, classes=CLASSES, initial=initial, seed=0, device=CPU, secret=secret)
+    host = ClientRunner(algorithm, classes=CLASSES, initial=initial, seed=0, device=CPU, secret=secret)
     data = samples_of(counts)
     outcome, left = host.serve(
         make_resident(network(0), CPU), handler, 0, data, data[:0], {**algorithm.client_state(), **state}, message, 0
@@ -523,9 +523,9 @@ def test_a_client_goes_on_with_its_own_decoder_in_preliminary_training():
     began, ended = {}, {}
 
     class Watched(FedDPMS):
-        async def contribute(self, client, *arguments, beside=None, **options):
+        def contribute(self, client, *arguments, beside=None, **options):
             began[client.round, client.id] = beside
-            done = await super().contribute(client, *arguments, beside=beside, **options)
+            done = super().contribute(client, *arguments, beside=beside, **options)
             ended[client.round, client.id] = part(done.trained, "decoder")
             return done
 

@@ -8,7 +8,7 @@ from torch import nn
 from fedfill.algorithms.fedavg import FedAvg, Update
 from fedfill.algorithms.fednova import FedNova, effective_steps
 from fedfill.algorithms.qffl import QFFL
-from fedfill.training.local import LocalTraining
+from fedfill.training.fit import LocalTraining
 
 
 class One(nn.Module):

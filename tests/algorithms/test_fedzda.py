@@ -11,11 +11,11 @@ import fedfill
 from fedfill import tree
 from fedfill.algorithms.fedavg import FedAvg
 from fedfill.algorithms.fedzda import FedZDAC, FedZDAS, ZeroShot, ZeroShotUpdate
-from fedfill.engines.contract import Client, State
-from fedfill.engines.host import make_resident
+from fedfill.engines.runner import make_resident
 from fedfill.errors import FedfillError
 from fedfill.models.networks import ModelSettings, build
 from fedfill.models.views import weights_of
+from fedfill.protocol.client import Client, State
 from fedfill.synthesis.inversion import Inversion, Inverted, invert
 
 QUICK = {"local_epochs": 1, "batch_size": 8, "learning_rate": 0.05, "images_per_class": 3, "inversion_steps": 5}
@@ -74,7 +74,7 @@ def test_the_first_round_is_after_four_fifths():
 
 
 def fedzdac_start(rounds: int) -> int:
-    from fedfill.preparation import arrange
+    from fedfill.experiment.prepare import arrange
 
     return arrange("fedzdac", data="digits", partition="iid", model="cnn2bn", rounds=rounds).algorithm.start_round
 

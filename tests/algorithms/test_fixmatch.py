@@ -12,7 +12,7 @@ from fedfill.algorithms.fedavg import FedAvg
 from fedfill.algorithms.fixmatch import FixMatch
 from fedfill.data.samples import Batch, Samples, draw
 from fedfill.errors import FedfillError, checked
-from fedfill.training.local import Context
+from fedfill.training.fit import Context
 
 SGD = {"optimizer": "sgd", "learning_rate": 0.05, "local_steps": 3, "batch_size": 8}
 

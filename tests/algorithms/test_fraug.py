@@ -16,10 +16,10 @@ from fedfill.algorithms import fraug
 from fedfill.algorithms.fedbn import FedBN
 from fedfill.algorithms.fraug import FRAug, Private, Shared, SharedUpdate, _LocalUpdate
 from fedfill.data.samples import normalise
-from fedfill.engines.contract import Client, State
 from fedfill.errors import FedfillError
 from fedfill.models.networks import ModelSettings, build
 from fedfill.models.views import normalisation, weights_of
+from fedfill.protocol.client import Client, State
 from fedfill.streams import torch_stream
 from fedfill.synthesis.embeddings import distance, initial
 from fedfill.tree import Weights

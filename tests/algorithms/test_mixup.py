@@ -14,7 +14,7 @@ from fedfill.data.samples import Batch, Samples, draw
 from fedfill.errors import FedfillError, checked
 from fedfill.models.networks import ModelSettings, build
 from fedfill.streams import numpy_stream
-from fedfill.training.local import Context, Loss
+from fedfill.training.fit import Context, Loss
 from fedfill.training.mixup import draw_lambda
 from fedfill.training.pseudo_labels import predicted
 

@@ -15,7 +15,7 @@ from fedfill.data.samples import Batch, normalise
 from fedfill.errors import FedfillError
 from fedfill.models.networks import ModelSettings, build
 from fedfill.models.views import weights_of
-from fedfill.training.local import Context
+from fedfill.training.fit import Context
 from fedfill.training.losses import cross_entropy
 
 

@@ -10,7 +10,7 @@ from torch import nn
 from fedfill.algorithms.fedavg import FedAvg, Update
 from fedfill.algorithms.naivemix import Means, NaiveMix, SharedMeans, group_means
 from fedfill.data.samples import Batch, Samples
-from fedfill.engines.contract import State
+from fedfill.protocol.client import State
 
 
 def test_means_by_hand():

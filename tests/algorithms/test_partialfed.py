@@ -10,11 +10,11 @@ import fedfill
 from fedfill.algorithms.fedavg import FedAvg
 from fedfill.algorithms.partialfed import PartialFed, layers_of
 from fedfill.data.samples import Batch, normalise
-from fedfill.engines.contract import Client, State
 from fedfill.errors import FedfillError
 from fedfill.models.views import weights_of
+from fedfill.protocol.client import Client, State
 from fedfill.streams import torch_stream
-from fedfill.training.local import Fit, LocalTraining, fit
+from fedfill.training.fit import Fit, LocalTraining, fit
 
 WIDE = {"width": "wide"}
 QUICK = {"local_epochs": 1, "batch_size": 8, "learning_rate": 0.01}

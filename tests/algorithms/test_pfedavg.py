@@ -9,7 +9,7 @@ from fedfill.algorithms.fedavg import FedAvg
 from fedfill.algorithms.pfedavg import PFedAvg
 from fedfill.errors import FedfillError
 from fedfill.streams import torch_stream
-from fedfill.training.local import Fit, LocalTraining, fit
+from fedfill.training.fit import Fit, LocalTraining, fit
 
 QUICK = {"local_epochs": 1, "batch_size": 8, "learning_rate": 0.01}
 

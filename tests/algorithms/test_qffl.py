@@ -12,7 +12,7 @@ import fedfill
 from fedfill.algorithms.fedavg import FedAvg, Update
 from fedfill.algorithms.qffl import QFFL
 from fedfill.errors import FedfillError
-from fedfill.training.local import LocalTraining
+from fedfill.training.fit import LocalTraining
 
 
 class One(nn.Module):

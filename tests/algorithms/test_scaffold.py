@@ -8,7 +8,7 @@ from torch import nn
 from fedfill.algorithms.fedavg import FedAvg, Update
 from fedfill.algorithms.scaffold import Scaffold
 from fedfill.errors import FedfillError
-from fedfill.training.local import LocalTraining
+from fedfill.training.fit import LocalTraining
 
 TRAINING = LocalTraining(optimizer="sgd", learning_rate=0.5)
 

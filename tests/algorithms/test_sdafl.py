@@ -18,13 +18,13 @@ from fedfill.algorithms.fedavg import FedAvg
 from fedfill.algorithms.sdafl import SDAFL, SDAFLAC, Aided, AidedUpdate, Images, ImagesRequest, Pretrain, Pretrained
 from fedfill.data.federation import Federation
 from fedfill.data.samples import Batch, Samples, normalise
-from fedfill.engines.contract import Client, State
-from fedfill.engines.host import make_resident
+from fedfill.engines.runner import make_resident
 from fedfill.errors import FedfillError
 from fedfill.models.views import weights_of
 from fedfill.privacy.accountant import replaced_epsilon
+from fedfill.protocol.client import Client, State
 from fedfill.synthesis import gan
-from fedfill.training.local import Context
+from fedfill.training.fit import Context
 from fedfill.tree import size
 
 N = 3  # images of a client, on scripted clients

@@ -15,12 +15,12 @@ from fedfill.algorithms import semifl
 from fedfill.algorithms.fedavg import Broadcast
 from fedfill.algorithms.semifl import Labelled, SemiFL, Trained, recomputed, sound, statistics_of
 from fedfill.data.samples import Batch, Samples, draw
-from fedfill.engines.contract import Client, State
 from fedfill.errors import FedfillError, checked
 from fedfill.models.networks import ModelSettings, build
+from fedfill.protocol.client import Client, State
 from fedfill.streams import numpy_stream
 from fedfill.training.aggregation import weighted_mean
-from fedfill.training.local import Context, Fit
+from fedfill.training.fit import Context, Fit
 from fedfill.training.mixup import draw_lambda
 from fedfill.training.pseudo_labels import predicted
 

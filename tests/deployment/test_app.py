@@ -35,9 +35,9 @@ from fedfill.data.sources import load
 from fedfill.deployment import programs
 from fedfill.deployment.app import PACKAGE, _sent, init_app, write_app
 from fedfill.deployment.programs import HOST, SERVER, read_app, read_task
-from fedfill.engines.contract import client_handler
 from fedfill.errors import FedfillError
-from fedfill.preparation import arrange
+from fedfill.experiment.prepare import arrange
+from fedfill.protocol.client import client_handler
 from fedfill.runs.directory import RunDirectory, write_atomically
 
 FILES = {
@@ -425,7 +425,7 @@ def test_the_readme_says_what_leaves_a_host_and_how_to_rehearse(
 def test_what_a_handler_without_an_annotation_replies_is_listed_as_unknown() -> None:
     class Plain:
         @client_handler
-        async def tell(self, client, message):  # type: ignore[no-untyped-def]
+        def tell(self, client, message):  # type: ignore[no-untyped-def]
             """Say anything."""
 
     prepared = SimpleNamespace(algorithm=Plain(), experiment=SimpleNamespace(client_test=0.0, client_validation=None))

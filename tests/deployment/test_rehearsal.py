@@ -34,7 +34,7 @@ from fedfill.deployment.app import PACKAGE, write_app
 from fedfill.deployment.processes import LocalFederation, local_federation
 from fedfill.engines.flower_host import Kept
 from fedfill.errors import DivergedError, FedfillError
-from fedfill.preparation import arrange
+from fedfill.experiment.prepare import arrange
 from fedfill.runs.directory import RunDirectory
 
 TINY = {"local_epochs": 1, "batch_size": 8, "client_test": 0, "seed": 0}
@@ -398,9 +398,9 @@ class Mischief(FedAvg):
     name = "mischief"
 
     @client_handler
-    async def train(self, client, message: Broadcast) -> Update:
+    def train(self, client, message: Broadcast) -> Update:
         """As FedAvg, but for some."""
-        update = await super().train(client, message)
+        update = super().train(client, message)
         match (client.round, client.id):
             case (0, 0):
                 raise ArithmeticError("no luck today")

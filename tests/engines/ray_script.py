@@ -18,11 +18,13 @@ from fedfill import tree
 from fedfill.algorithms import Algorithm
 from fedfill.data.federation import ClientData, Federation
 from fedfill.data.samples import Samples
-from fedfill.engines.contract import Client, Message, Server, client_handler
-from fedfill.engines.host import make_resident
 from fedfill.engines.local import LocalEngine
 from fedfill.engines.ray import RayEngine
+from fedfill.engines.runner import make_resident
 from fedfill.models.views import weights_of
+from fedfill.protocol.client import Client, client_handler
+from fedfill.protocol.messages import Message
+from fedfill.protocol.server import Server
 from fedfill.tree import Record
 
 
@@ -56,7 +58,7 @@ class Net(nn.Linear):
 
 class Mine(Algorithm):
     @client_handler
-    async def answer(self, client: Client, question: Question) -> Any:
+    def answer(self, client: Client, question: Question) -> Any:
         model = client.model(client.initial)
         assert type(model).__name__ == "Net"
         client.state.kept = Part(client.id)
@@ -67,7 +69,7 @@ class Mine(Algorithm):
         return Reply(weights, Part(question.parts[0].number + client.id))
 
     @client_handler
-    async def wait(self, client: Client, question: Question) -> Any:
+    def wait(self, client: Client, question: Question) -> Any:
         ready = Path(question.folder, "ready")
         ready.with_suffix(".part").write_text(str(os.getpid()))
         ready.with_suffix(".part").rename(ready)

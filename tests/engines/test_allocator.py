@@ -6,9 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from fedfill import preparation
 from fedfill.engines import allocator
-from fedfill.settings import Experiment
+from fedfill.experiment import prepare as preparation
+from fedfill.experiment.settings import Experiment
 
 PROGRAM = "from fedfill.engines.allocator import keep_freed_memory; print(keep_freed_memory())"
 

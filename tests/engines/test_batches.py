@@ -12,11 +12,13 @@ from torch import nn
 from torch.nn import functional
 
 from fedfill.algorithms import Algorithm
-from fedfill.engines.contract import Client, Message, Server, client_handler
-from fedfill.engines.host import make_resident
+from fedfill.engines.runner import make_resident
 from fedfill.models.views import weights_of
+from fedfill.protocol.client import Client, client_handler
+from fedfill.protocol.messages import Message
+from fedfill.protocol.server import Server
 from fedfill.streams import torch_stream
-from fedfill.training.local import Interrupted, LocalTraining, batches, mini_batches, training_mode
+from fedfill.training.fit import Interrupted, LocalTraining, batches, mini_batches, training_mode
 from fedfill.tree import Weights
 
 
@@ -43,7 +45,7 @@ class Stepping(Algorithm):
         server.replies = server.call([0, 2], self.train, Task(server.initial, t % 2 == 1))  # type: ignore[attr-defined]
 
     @client_handler
-    async def train(self, client: Client, message: Task) -> Done:
+    def train(self, client: Client, message: Task) -> Done:
         weights, seen = message.weights, []
         training = LocalTraining(self.local_epochs, None, self.batch_size, "sgd", 0.05)
 
@@ -53,7 +55,7 @@ class Stepping(Algorithm):
 
         for _ in range(2):
             if not message.by_hand:
-                weights = (await client.fit(weights, loss, training)).weights
+                weights = (client.fit(weights, loss, training)).weights
                 continue
             model = client.model(weights)
             assert not model.training

@@ -12,7 +12,7 @@ import pytest
 import fedfill
 from fedfill.engines import NAMES, require
 from fedfill.errors import FedfillError
-from fedfill.preparation import arrange
+from fedfill.experiment.prepare import arrange
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -42,7 +42,7 @@ def test_without_the_extras_everything_else_works() -> None:
     """Neither the command line nor a local run imports them."""
     code = (
         "import sys; sys.modules.update(ray=None, flwr=None)\n"
-        "import fedfill.cli, fedfill.experiment, fedfill.comparison, fedfill.algorithms\n"
+        "import fedfill.cli, fedfill.studies.run, fedfill.studies.compare, fedfill.algorithms\n"
         "fedfill.algorithms.known_algorithms()\n"
         "from typer.testing import CliRunner\n"
         "assert CliRunner().invoke(fedfill.cli.app, ['deploy', '--help']).exit_code == 0\n"

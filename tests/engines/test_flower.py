@@ -24,18 +24,19 @@ from fedfill.algorithms.local import Local
 from fedfill.algorithms.scaffold import Scaffold
 from fedfill.algorithms.sdafl import SDAFL
 from fedfill.data.samples import Samples
-from fedfill.engines.contract import Client, Server, State, client_handler
 from fedfill.engines.flower import GRACE, FlowerEngine
 from fedfill.engines.flower_host import Kept, _stored
 from fedfill.engines.flower_messages import EVALUATE, HELLO, Answer, Hello, Scores, encode, pack, unpack
-from fedfill.engines.host import make_resident
 from fedfill.engines.local import LocalEngine
+from fedfill.engines.runner import make_resident
 from fedfill.errors import DivergedError, FedfillError
-from fedfill.loop import _evaluate, execute
+from fedfill.experiment.loop import _evaluate, execute
+from fedfill.experiment.prepare import arrange
 from fedfill.models.networks import ModelSettings, build
 from fedfill.models.views import weights_of
-from fedfill.preparation import arrange
 from fedfill.privacy.ledger import Release
+from fedfill.protocol.client import Client, State, client_handler
+from fedfill.protocol.server import Server
 from fedfill.runs.directory import RunDirectory
 from fedfill.streams import secret_stream
 from fedfill.training.evaluation import Evaluation
@@ -755,7 +756,7 @@ def test_noise_of_a_deployment_follows_from_a_key_that_only_the_host_has() -> No
 
 class Noisy(FedAvg):
     @client_handler
-    async def noisy(self, client: Client, message: Broadcast) -> Hello:
+    def noisy(self, client: Client, message: Broadcast) -> Hello:
         draws = [torch.randint(10**9, (1,), generator=make("a")).item() for make in (client.stream, client.noise)]
         return Hello(draws[0], draws[1], "", True)
 
@@ -786,9 +787,9 @@ def test_noise_is_other_noise_where_anything_differs_that_the_answer_is_made_of(
             return {"asked": 0}
 
         @client_handler
-        async def counted(self, client: Client, message: Broadcast) -> Hello:
+        def counted(self, client: Client, message: Broadcast) -> Hello:
             client.state.asked += 1
-            return await self.noisy(client, message)
+            return self.noisy(client, message)
 
     def ask(folder: str, times: int = 1, **options: Any) -> list[int]:
         world = World("fedavg", tmp_path / folder, algorithm=Counting(), secret=True, **options)
@@ -819,7 +820,7 @@ def test_noise_is_other_noise_where_anything_differs_that_the_answer_is_made_of(
 def test_noise_for_two_purposes_is_not_the_same(tmp_path: Path) -> None:
     class Twice(FedAvg):
         @client_handler
-        async def twice(self, client: Client, message: Broadcast) -> Hello:
+        def twice(self, client: Client, message: Broadcast) -> Hello:
             draws = [torch.randint(10**9, (1,), generator=client.noise(purpose)).item() for purpose in ("a", "b")]
             return Hello(draws[0], draws[1], "", True)
 
@@ -1002,7 +1003,7 @@ class Counted(FedAvg):
         return {"asked": 0}
 
     @client_handler
-    async def count(self, client: Client, message: Broadcast) -> Update:
+    def count(self, client: Client, message: Broadcast) -> Update:
         client.state.asked += 1
         if not message.weights["w"].any():
             raise RuntimeError("out of memory")

@@ -33,13 +33,14 @@ from fedfill.algorithms.sdafl import SDAFL
 from fedfill.data.federation import ClientData, Federation
 from fedfill.data.samples import Samples
 from fedfill.engines import ray as module
-from fedfill.engines.contract import Client, Message, Server, client_handler
-from fedfill.engines.exchange import RemoteError
-from fedfill.engines.host import make_resident
 from fedfill.engines.local import LocalEngine
 from fedfill.engines.ray import RayEngine
+from fedfill.engines.runner import make_resident
 from fedfill.errors import ContractError, FedfillError
 from fedfill.models.views import weights_of
+from fedfill.protocol.client import Client, client_handler
+from fedfill.protocol.messages import Message, RemoteError
+from fedfill.protocol.server import Server
 from fedfill.tree import Tree, Weights
 
 CPU = torch.device("cpu")
@@ -72,7 +73,7 @@ class Program(Algorithm):
         return {"count": 0, "walk": torch.zeros(3)}
 
     @client_handler
-    async def work(self, client: Client, ask: Ask) -> Answer:
+    def work(self, client: Client, ask: Ask) -> Answer:
         client.state.count += 1
         client.state.walk = client.state.walk + torch.rand(3, generator=client.stream("step"))
         if ask.folder:
@@ -85,22 +86,22 @@ class Program(Algorithm):
         return Answer({"walk": client.state.walk * client.id}, len(client.data), os.getpid())
 
     @client_handler
-    async def hang(self, client: Client, ask: Ask) -> Answer:
+    def hang(self, client: Client, ask: Ask) -> Answer:
         if client.id in ask.deadly:
             ctypes.PyDLL(None).sleep(3600)  # with the interpreter's lock
         return Answer(None, 0, os.getpid())
 
     @client_handler
-    async def fail(self, client: Client, ask: Ask) -> Answer:
+    def fail(self, client: Client, ask: Ask) -> Answer:
         raise Unsendable(threading.Lock())
 
     @client_handler
-    async def write_into_data(self, client: Client, ask: Ask) -> Answer:
+    def write_into_data(self, client: Client, ask: Ask) -> Answer:
         client.data.inputs.zero_()
         return Answer(None, 0, 0)
 
     @client_handler
-    async def remember_pairs(self, client: Client, ask: Ask) -> Answer:
+    def remember_pairs(self, client: Client, ask: Ask) -> Answer:
         client.state.pairs = {(1, 2): 3}
         return Answer(None, 0, 0)
 
@@ -317,7 +318,7 @@ def test_what_cannot_be_sent_to_workers() -> None:
 
     class Locked(Algorithm):
         @client_handler
-        async def wait(self, client: Client, ask: Ask) -> Answer:
+        def wait(self, client: Client, ask: Ask) -> Answer:
             with lock:
                 return Answer(None, 0, 0)
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from fedfill.algorithms.feddpgan import Common, FedDPGAN
 from fedfill.algorithms.sdafl import SDAFL, SDAFLAC, ImagesRequest, Pretrain
-from fedfill.engines.host import Host, make_resident
+from fedfill.engines.runner import ClientRunner, make_resident
 from fedfill.synthesis import gan
 
 
@@ -45,7 +45,7 @@ def test_noise_and_coins_of_a_gan_are_as_secret_as_the_key(
     cpu, data = torch.device("cpu"), bars(40, [0, 1], 0)
     resident = make_resident(nn.Linear(1, 1), cpu)
     for key in (b"a" * 32, b"a" * 32, b"b" * 32, None):
-        host = Host(kind(**TINY_GAN, noise=noise), classes=CLASSES, initial={}, seed=0, device=cpu, secret=key)
+        host = ClientRunner(kind(**TINY_GAN, noise=noise), classes=CLASSES, initial={}, seed=0, device=cpu, secret=key)
         outcome, _ = host.serve(resident, handler, 0, data, data[:0], None, message, -1)
         assert outcome.error is None
     (draws, protection), again, (other_draws, other_protection), (seeded_draws, seeded_protection) = given

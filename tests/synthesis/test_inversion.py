@@ -9,7 +9,7 @@ from tests.helpers import CLASSES, bars
 from torch import nn
 
 from fedfill.data.samples import Samples, normalise
-from fedfill.engines.host import make_resident
+from fedfill.engines.runner import make_resident
 from fedfill.errors import FedfillError
 from fedfill.models.networks import ModelSettings, build
 from fedfill.models.views import weights_of
@@ -23,7 +23,7 @@ from fedfill.synthesis.inversion import (
     statistics_layers,
     total_variation,
 )  # fmt: skip
-from fedfill.training.local import Fit, LocalTraining, fit
+from fedfill.training.fit import Fit, LocalTraining, fit
 from fedfill.training.losses import cross_entropy
 
 CPU = torch.device("cpu")

@@ -32,7 +32,7 @@ from fedfill.training.evaluation import (
     score_all,
     splits_of,
 )
-from fedfill.training.local import Resident
+from fedfill.training.fit import Resident
 from fedfill.tree import Weights
 
 CPU = torch.device("cpu")

@@ -1,7 +1,7 @@
-"""One file per algorithm. What they share is in `fedfill.algorithm` and, for those that compose, in `fedfill.composition`."""
+"""One file per algorithm. What they share is in `_base` and, for those that compose, in `_composition`."""
 
-from fedfill.algorithm import Algorithm, find, known_algorithms, parse_variant
-from fedfill.composition import CONTRIBUTED, Composable, Contribution, Start
+from fedfill.algorithms._base import Algorithm, find, known_algorithms, parse_variant
+from fedfill.algorithms._composition import CONTRIBUTED, Composable, Contribution, Start
 
 __all__ = [
     "CONTRIBUTED",

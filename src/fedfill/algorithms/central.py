@@ -6,9 +6,11 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from fedfill.algorithms import Algorithm
-from fedfill.engines.contract import Client, Message, Server, client_handler
 from fedfill.errors import FedfillError
 from fedfill.privacy.ledger import unbounded
+from fedfill.protocol.client import Client, client_handler
+from fedfill.protocol.messages import Message
+from fedfill.protocol.server import Server
 from fedfill.tree import Weights
 
 
@@ -46,8 +48,8 @@ class Central(Algorithm):
         server.state.weights = replies[0].weights
 
     @client_handler
-    async def train(self, client: Client, message: Turn) -> Trained:
+    def train(self, client: Client, message: Turn) -> Trained:
         """Epochs over a share of the pooled data, drawn anew for each."""
         samples = max(1, round(message.share * len(client.data)))
-        fitted = await client.fit(message.weights, self.loss, self.training(client.round), samples_per_epoch=samples)
+        fitted = client.fit(message.weights, self.loss, self.training(client.round), samples_per_epoch=samples)
         return Trained(fitted.weights)

@@ -13,13 +13,12 @@ from typing import Any, Literal
 import torch
 from pydantic import Field
 
-from fedfill.algorithms import Start
+from fedfill.algorithms import Composable, Start
 from fedfill.algorithms.fedavg import FedAvg
-from fedfill.composition import Composable
-from fedfill.engines.contract import Server
 from fedfill.errors import FedfillError
 from fedfill.models.views import first_names, trainable
 from fedfill.privacy.accountant import sampled_epsilon
+from fedfill.protocol.server import Server
 from fedfill.tree import Weights
 
 

@@ -6,8 +6,10 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from fedfill.algorithms import CONTRIBUTED, Composable
-from fedfill.engines.contract import Client, Message, Server, client_handler
 from fedfill.errors import FedfillError
+from fedfill.protocol.client import Client, client_handler
+from fedfill.protocol.messages import Message
+from fedfill.protocol.server import Server
 from fedfill.tree import Weights
 
 
@@ -67,7 +69,7 @@ class FedAvg(Composable):
         state.weights = mean["weights"]
 
     @client_handler
-    async def train(self, client: Client, message: Broadcast) -> Update:
+    def train(self, client: Client, message: Broadcast) -> Update:
         """ClientUpdate: local epochs from the global model."""
-        done = await self.contribute(client, message.weights, message.control, self.loss)
+        done = self.contribute(client, message.weights, message.control, self.loss)
         return Update(done.weights, done.samples, done.scale, done.control)

@@ -9,10 +9,11 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from fedfill.algorithms.fedavg import Broadcast, FedAvg, Update
-from fedfill.engines.contract import Client, Server, client_handler
 from fedfill.errors import FedfillError
 from fedfill.models.views import normalisation
-from fedfill.training.local import OptimizerName
+from fedfill.protocol.client import Client, client_handler
+from fedfill.protocol.server import Server
+from fedfill.training.fit import OptimizerName
 from fedfill.tree import Tree, Weights
 
 
@@ -70,10 +71,10 @@ class FedBN(FedAvg):
         state.weights = {**state.weights, **mean["weights"]}
 
     @client_handler
-    async def train(self, client: Client, message: Broadcast) -> Update:
+    def train(self, client: Client, message: Broadcast) -> Update:
         """Local epochs from the shared tensors and the client's own layers."""
         own = self.own(client, message.weights)
-        done = await self.contribute(client, message.weights, message.control, self.loss, beside=own)
+        done = self.contribute(client, message.weights, message.control, self.loss, beside=own)
         client.state.own = {name: done.trained[name] for name in own}
         return Update(done.weights, done.samples, done.scale, done.control)
 

@@ -16,9 +16,11 @@ from torch import Tensor, nn
 
 from fedfill.algorithms.fedavg import FedAvg, Update
 from fedfill.data.samples import Samples
-from fedfill.engines.contract import Client, Message, Server, client_handler
 from fedfill.errors import FedfillError
 from fedfill.privacy.ledger import public
+from fedfill.protocol.client import Client, client_handler
+from fedfill.protocol.messages import Message
+from fedfill.protocol.server import Server
 from fedfill.synthesis import gan
 from fedfill.synthesis.gan import GAN, GANOptions
 from fedfill.tree import Tree, Weights
@@ -108,7 +110,7 @@ class FedDPGAN(GANOptions, FedAvg):
         state.gan = GAN(mean["generator"], mean["critic"], None, None, now.iterations + message.iterations)
 
     @client_handler
-    async def train_gan(self, client: Client, message: Common) -> Own:
+    def train_gan(self, client: Client, message: Common) -> Own:
         """Steps of the common GAN on the client's labelled images."""
         settings, real = self.gan(client.classes), len(client.data)
         steps = message.iterations
@@ -136,14 +138,14 @@ class FedDPGAN(GANOptions, FedAvg):
         state.weights = mean["weights"]
 
     @client_handler
-    async def train_augmented(self, client: Client, message: Augmented) -> Update:
+    def train_augmented(self, client: Client, message: Augmented) -> Update:
         """Local training on the client's own images and on the generator's."""
         if message.generator is not None:
             client.state.synthetic = self.images(
                 message.generator, client.classes, client.data, client.stream("images")
             )
         data = client.data + client.state.synthetic
-        done = await self.contribute(client, message.weights, message.control, self.loss, data=data)
+        done = self.contribute(client, message.weights, message.control, self.loss, data=data)
         return Update(done.weights, len(client.data), done.scale, done.control)
 
     def images(self, generator: Weights, classes: int, sample: Samples, stream: torch.Generator) -> Samples:

@@ -18,11 +18,13 @@ from torch import Tensor, nn
 
 from fedfill.algorithms import CONTRIBUTED, Composable, Contribution
 from fedfill.data.samples import Batch, Samples
-from fedfill.engines.contract import Client, Message, Server, client_handler
 from fedfill.errors import FedfillError
 from fedfill.models.views import part, rest
 from fedfill.privacy.accountant import mean_sensitivity
 from fedfill.privacy.ledger import gaussian, public, unbounded
+from fedfill.protocol.client import Client, client_handler
+from fedfill.protocol.messages import Message
+from fedfill.protocol.server import Server
 from fedfill.synthesis.vae import (
     Bound,
     Reconstruction,
@@ -33,7 +35,7 @@ from fedfill.synthesis.vae import (
     require_vae,
     vae_loss,
 )  # fmt: skip
-from fedfill.training.local import Context
+from fedfill.training.fit import Context
 from fedfill.tree import Record, Tree, Weights
 
 FOLLOWS = public("follows from what the server holds")
@@ -280,10 +282,10 @@ class FedDPMS(Composable):
             self.collect(server, server.call(list(replies), self.share_client, message))
 
     @client_handler
-    async def preliminary_client(self, client: Client, message: Preliminary) -> PreliminaryReply:
+    def preliminary_client(self, client: Client, message: Preliminary) -> PreliminaryReply:
         """Train the whole VAE; the decoder stays here until the last preliminary round."""
         decoder = part(message.weights, "decoder") or client.state.local_decoder or part(client.initial, "decoder")
-        done = await self.contribute(
+        done = self.contribute(
             client, rest(message.weights, "decoder"), message.control, self.preliminary_loss, beside=decoder
         )
         decoder = part(done.trained, "decoder")
@@ -351,7 +353,7 @@ class FedDPMS(Composable):
         return sources
 
     @client_handler
-    async def scarce_classes(self, client: Client, message: ScarceRequest) -> Scarce:
+    def scarce_classes(self, client: Client, message: ScarceRequest) -> Scarce:
         """Tell H_i."""
         return Scarce(self.scarce(client))
 
@@ -361,7 +363,7 @@ class FedDPMS(Composable):
         return sorted(range(client.classes), key=lambda c: (counts[c], c))[: self.n_classes]
 
     @client_handler
-    async def secondary_client(self, client: Client, message: Secondary) -> SecondaryReply:
+    def secondary_client(self, client: Client, message: Secondary) -> SecondaryReply:
         """Algorithm 2, lines 2 to 20, on client i."""
         # preliminary training is over, also for clients that missed its last round
         client.state.local_decoder = client.state.local_weights = None
@@ -376,7 +378,7 @@ class FedDPMS(Composable):
                 client.state.synthetic = synthetic
 
         data = client.data + client.state.synthetic
-        done = await self.contribute(
+        done = self.contribute(
             client, message.weights, message.control, self.loss, data=data, samples_per_epoch=len(client.data)
         )
 
@@ -393,7 +395,7 @@ class FedDPMS(Composable):
         return nn.functional.cross_entropy(model.sampled_scores(batch.inputs), batch.labels)  # type: ignore[operator]
 
     @client_handler
-    async def share_client(self, client: Client, message: Secondary) -> SecondaryReply:
+    def share_client(self, client: Client, message: Secondary) -> SecondaryReply:
         """DPMS at the end of preliminary training, with the local model of that round."""
         client.state.decoder = message.decoder
         shared, acceptance = self.dpms(client, message.weights, client.state.local_weights)

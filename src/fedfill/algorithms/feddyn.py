@@ -10,9 +10,9 @@ from pydantic import Field
 
 from fedfill.algorithms import Start
 from fedfill.algorithms.fedavg import FedAvg
-from fedfill.engines.contract import Server
 from fedfill.models.views import trainable
-from fedfill.training.local import Loss
+from fedfill.protocol.server import Server
+from fedfill.training.fit import Loss
 from fedfill.training.losses import inner_product, squared_distance
 from fedfill.tree import Tree, Weights
 

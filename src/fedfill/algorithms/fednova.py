@@ -7,8 +7,8 @@ from typing import Any
 
 from fedfill.algorithms import Start
 from fedfill.algorithms.fedavg import FedAvg
-from fedfill.engines.contract import Server
 from fedfill.models.views import trainable
+from fedfill.protocol.server import Server
 from fedfill.tree import Weights
 
 

@@ -4,7 +4,7 @@ from pydantic import Field
 
 from fedfill.algorithms import Start
 from fedfill.algorithms.fedavg import FedAvg
-from fedfill.training.local import Loss
+from fedfill.training.fit import Loss
 from fedfill.training.losses import squared_distance
 
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from fedfill.algorithms.fedavg import FedAvg
 from fedfill.data.samples import Batch
 from fedfill.synthesis.vae import Reconstruction, require_vae, vae_loss
-from fedfill.training.local import Context
+from fedfill.training.fit import Context
 
 
 class FedVAE(FedAvg):

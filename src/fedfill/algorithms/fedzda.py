@@ -18,12 +18,13 @@ from fedfill import tree
 from fedfill.algorithms import CONTRIBUTED
 from fedfill.algorithms.fedavg import FedAvg
 from fedfill.data.samples import Samples
-from fedfill.engines.contract import Client, Message, Server, client_handler
-from fedfill.engines.exchange import shapes_of
 from fedfill.errors import FedfillError
 from fedfill.privacy.ledger import public, unbounded
+from fedfill.protocol.client import Client, client_handler
+from fedfill.protocol.messages import Message, shapes_of
+from fedfill.protocol.server import Server
 from fedfill.synthesis.inversion import Inversion, Statistic, invert, require_statistics
-from fedfill.training.local import Buffers, OptimizerName
+from fedfill.training.fit import Buffers, OptimizerName
 from fedfill.tree import Record, Tree, Weights
 
 
@@ -246,7 +247,7 @@ class FedZDAC(_ZeroShotDataAugmentation):
             self.train_at_server(server, replies, t)
 
     @client_handler
-    async def train_augmented(self, client: Client, message: ZeroShot) -> ZeroShotUpdate:
+    def train_augmented(self, client: Client, message: ZeroShot) -> ZeroShotUpdate:
         """Generate, train on both, send (algorithm 2, lines 6 to 8)."""
         data, made = client.data, None
         if message.augment:
@@ -263,7 +264,7 @@ class FedZDAC(_ZeroShotDataAugmentation):
                     client.release(
                         "losses", unbounded("losses that tell which classes were made, and so which are missing")
                     )
-        done = await self.contribute(client, message.weights, message.control, self.loss, data=data)
+        done = self.contribute(client, message.weights, message.control, self.loss, data=data)
         whole = {name: done.trained[name] for name in message.weights}
         inverted = message.augment and self.server_step == "zdas" and self.sends_model
         return ZeroShotUpdate(
@@ -304,9 +305,9 @@ class FedZDAS(_ZeroShotDataAugmentation):
             self.train_at_server(server, replies, t)
 
     @client_handler
-    async def train_real(self, client: Client, message: ZeroShot) -> ZeroShotUpdate:
+    def train_real(self, client: Client, message: ZeroShot) -> ZeroShotUpdate:
         """Train on the real images alone, send (algorithm 3, line 6)."""
-        done = await self.contribute(client, message.weights, message.control, self.loss)
+        done = self.contribute(client, message.weights, message.control, self.loss)
         inverted = message.augment and self.sends_model
         whole = {name: done.trained[name] for name in message.weights} if inverted else None
         return ZeroShotUpdate(done.weights, done.samples, done.scale, done.control, whole, None)

@@ -15,9 +15,9 @@ from torch.nn import functional
 
 from fedfill.algorithms.fedavg import Broadcast, FedAvg, Update
 from fedfill.data.samples import UNKNOWN, Batch, Samples, draw
-from fedfill.engines.contract import Client, client_handler
+from fedfill.protocol.client import Client, client_handler
 from fedfill.training.augmentation import flips, require_bytes, strong, weak
-from fedfill.training.local import Context, Loss, OptimizerName
+from fedfill.training.fit import Context, Loss, OptimizerName
 
 
 class FixMatch(FedAvg):
@@ -54,10 +54,10 @@ class FixMatch(FedAvg):
         return super().resolved(rounds=rounds, model=model, inputs=inputs).model_copy(update={"flip": flip})
 
     @client_handler
-    async def train(self, client: Client, message: Broadcast) -> Update:
+    def train(self, client: Client, message: Broadcast) -> Update:
         """Local steps on samples with and without labels."""
         loss = self.consistent(client.unlabelled)
-        done = await self.contribute(client, message.weights, message.control, loss)
+        done = self.contribute(client, message.weights, message.control, loss)
         return Update(done.weights, done.samples, done.scale, done.control)
 
     def consistent(self, unlabelled: Samples) -> Loss:

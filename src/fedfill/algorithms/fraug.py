@@ -21,11 +21,13 @@ from torch.nn import functional
 from fedfill.algorithms import CONTRIBUTED
 from fedfill.algorithms.fedbn import FedBN, without_normalisation
 from fedfill.data.samples import normalise
-from fedfill.engines.contract import Client, Message, Server, client_handler
 from fedfill.errors import FedfillError
 from fedfill.models.layers import draws_from
 from fedfill.models.views import weights_of
 from fedfill.privacy.ledger import unbounded
+from fedfill.protocol.client import Client, client_handler
+from fedfill.protocol.messages import Message
+from fedfill.protocol.server import Server
 from fedfill.synthesis.embeddings import (
     Distance,
     EmbeddingGenerator,
@@ -36,7 +38,7 @@ from fedfill.synthesis.embeddings import (
     follow_prototypes,
     initial,
 )  # fmt: skip
-from fedfill.training.local import training_mode
+from fedfill.training.fit import training_mode
 from fedfill.tree import Record, Tree, Weights
 
 
@@ -221,7 +223,7 @@ class FRAug(FedBN):
         state.generator = {**state.generator, **mean["generator"]}
 
     @client_handler
-    async def train_augmented(self, client: Client, message: Shared) -> SharedUpdate:
+    def train_augmented(self, client: Client, message: Shared) -> SharedUpdate:
         """ClientUpdate: in turn the classification model, and generator and transformation network."""
         own = self.own(client, message.weights)
         model = client.model({**message.weights, **own})

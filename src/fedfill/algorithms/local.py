@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from fedfill.algorithms import Algorithm
-from fedfill.engines.contract import Client, Message, Server, client_handler
+from fedfill.protocol.client import Client, client_handler
+from fedfill.protocol.messages import Message
+from fedfill.protocol.server import Server
 from fedfill.tree import Tree, Weights
 
 
@@ -35,9 +37,9 @@ class Local(Algorithm):
         server.call(server.select(t), self.train, Turn())
 
     @client_handler
-    async def train(self, client: Client, message: Turn) -> Turn:
+    def train(self, client: Client, message: Turn) -> Turn:
         """Local epochs from where the client left off."""
         before = client.initial if client.state.weights is None else client.state.weights
-        fitted = await client.fit(before, self.loss, self.training(client.round))
+        fitted = client.fit(before, self.loss, self.training(client.round))
         client.state.weights = fitted.weights
         return Turn()

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from fedfill.algorithms.fedavg import Broadcast, FedAvg, Update
 from fedfill.data.samples import Batch, Samples, draw
-from fedfill.engines.contract import Client, client_handler
-from fedfill.training.local import Context, Loss, OptimizerName
+from fedfill.protocol.client import Client, client_handler
+from fedfill.training.fit import Context, Loss, OptimizerName
 from fedfill.training.mixup import draw_lambda, mixup_loss
 from fedfill.training.pseudo_labels import pseudo_labels
 
@@ -45,13 +45,13 @@ class Mixup(FedAvg):
     """Probability above which the global model's word is taken for a label."""
 
     @client_handler
-    async def train(self, client: Client, message: Broadcast) -> Update:
+    def train(self, client: Client, message: Broadcast) -> Update:
         """Local steps on mixtures."""
         confident = client.unlabelled
         if self.unlabelled_batch_size:
             labels = pseudo_labels(client.model(message.weights), confident.inputs, self.tau)
             confident = Samples(confident.inputs, labels)[labels >= 0]
-        done = await self.contribute(client, message.weights, message.control, self.mixed(confident))
+        done = self.contribute(client, message.weights, message.control, self.mixed(confident))
         return Update(done.weights, done.samples, done.scale, done.control)
 
     def mixed(self, confident: Samples) -> Loss:

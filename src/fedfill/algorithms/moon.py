@@ -14,7 +14,7 @@ from fedfill.algorithms.fedavg import FedAvg
 from fedfill.data.samples import Batch
 from fedfill.models.layers import output_of
 from fedfill.training.evaluation import in_chunks
-from fedfill.training.local import Context, Loss
+from fedfill.training.fit import Context, Loss
 from fedfill.tree import Tree, Weights
 
 MODULE = {"projection": "projection", "latent": "encoder", "logits": "classifier"}

@@ -12,10 +12,12 @@ from torch.nn import functional
 
 from fedfill.algorithms.fedavg import FedAvg, Update
 from fedfill.data.samples import Batch, Samples, normalise
-from fedfill.engines.contract import Client, Message, Server, client_handler
 from fedfill.errors import FedfillError
 from fedfill.privacy.ledger import unbounded
-from fedfill.training.local import Context
+from fedfill.protocol.client import Client, client_handler
+from fedfill.protocol.messages import Message
+from fedfill.protocol.server import Server
+from fedfill.training.fit import Context
 from fedfill.training.mixup import mixup_loss
 from fedfill.tree import Record, Tree, Weights
 
@@ -102,12 +104,12 @@ class NaiveMix(FedAvg):
         return Means(torch.cat([means.inputs for means in found]), torch.cat([means.targets for means in found]))
 
     @client_handler
-    async def share_means(self, client: Client, message: MeansRequest) -> SharedMeans:
+    def share_means(self, client: Client, message: MeansRequest) -> SharedMeans:
         """Means over random groups of the client's samples."""
         return SharedMeans(group_means(client.data, client.classes, self.group_size, client.stream("groups")))
 
     @client_handler
-    async def train_mixed(self, client: Client, message: Mixing) -> Update:
+    def train_mixed(self, client: Client, message: Mixing) -> Update:
         """Local epochs from the global model on mixed samples."""
         if message.means is not None:
             client.state.means = message.means
@@ -117,7 +119,7 @@ class NaiveMix(FedAvg):
             k = int(torch.randint(len(means.inputs), (), generator=context.generator, device=context.generator.device))
             return self.mixed_loss(model, batch, means.inputs[k], means.targets[k])
 
-        done = await self.contribute(client, message.weights, message.control, loss)
+        done = self.contribute(client, message.weights, message.control, loss)
         return Update(done.weights, done.samples, done.scale, done.control)
 
     def mixed_loss(self, model: nn.Module, batch: Batch, mean: Tensor, target: Tensor) -> Tensor:

@@ -18,9 +18,9 @@ from torch.func import functional_call
 from torch.nn import functional
 
 from fedfill.algorithms.fedavg import Broadcast, FedAvg, Update
-from fedfill.engines.contract import Client, client_handler
 from fedfill.errors import FedfillError
 from fedfill.models.views import first_names, normalisation, trainable
+from fedfill.protocol.client import Client, client_handler
 from fedfill.tree import Tree, Weights
 
 
@@ -69,10 +69,10 @@ class PartialFed(FedAvg):
         return weights if own is None else own
 
     @client_handler
-    async def train(self, client: Client, message: Broadcast) -> Update:
+    def train(self, client: Client, message: Broadcast) -> Update:
         """Load a part, train, send everything."""
         begin = self.begin(client, message.weights)
-        done = await self.contribute(client, begin, message.control, self.loss)
+        done = self.contribute(client, begin, message.control, self.loss)
         client.state.last = {name: done.trained[name] for name in begin}
         return Update(done.weights, done.samples, done.scale, done.control)
 

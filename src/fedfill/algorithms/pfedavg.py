@@ -8,7 +8,7 @@ from dataclasses import replace
 from pydantic import Field
 
 from fedfill.algorithms.fedavg import Broadcast, FedAvg, Update
-from fedfill.engines.contract import Client, client_handler
+from fedfill.protocol.client import Client, client_handler
 from fedfill.tree import Tree, Weights
 
 
@@ -31,16 +31,16 @@ class PFedAvg(FedAvg):
         return weights if own is None else own
 
     @client_handler
-    async def train(self, client: Client, message: Broadcast) -> Update:
+    def train(self, client: Client, message: Broadcast) -> Update:
         """Fine-tune a copy of the received model, and train as FedAvg does.
 
         Without an epoch count of its own the fine-tuning is the local training: from the same weights, on the same
         mini-batches, so that one training serves as both.
         """
-        done = await self.contribute(client, message.weights, message.control, self.loss)
+        done = self.contribute(client, message.weights, message.control, self.loss)
         tuned = {name: done.trained[name] for name in message.weights}
         if self.personal_epochs is not None:
             training = replace(self.training(client.round), epochs=self.personal_epochs, steps=None)
-            tuned = (await client.fit(message.weights, self.loss, training)).weights
+            tuned = (client.fit(message.weights, self.loss, training)).weights
         client.state.copy = tuned
         return Update(done.weights, done.samples, done.scale, done.control)

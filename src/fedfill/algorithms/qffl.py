@@ -9,9 +9,9 @@ from pydantic import Field
 
 from fedfill.algorithms import Start
 from fedfill.algorithms.fedavg import FedAvg
-from fedfill.engines.contract import Server
 from fedfill.errors import FedfillError
 from fedfill.models.views import trainable
+from fedfill.protocol.server import Server
 from fedfill.training.evaluation import mean_loss
 from fedfill.tree import Weights
 

@@ -9,10 +9,10 @@ from pydantic import Field
 
 from fedfill.algorithms import Composable, Start
 from fedfill.algorithms.fedavg import FedAvg
-from fedfill.engines.contract import Server
 from fedfill.errors import FedfillError
 from fedfill.models.views import trainable
-from fedfill.training.local import Loss, OptimizerName
+from fedfill.protocol.server import Server
+from fedfill.training.fit import Loss, OptimizerName
 from fedfill.training.losses import inner_product
 from fedfill.tree import Tree, Weights
 

@@ -18,13 +18,14 @@ from torch import Tensor, nn
 from fedfill.algorithms import CONTRIBUTED
 from fedfill.algorithms.fedavg import FedAvg
 from fedfill.data.samples import Batch, Samples, draw
-from fedfill.engines.contract import Client, Message, Server, client_handler
-from fedfill.engines.exchange import shapes_of
 from fedfill.errors import FedfillError
 from fedfill.privacy.ledger import public, unbounded
+from fedfill.protocol.client import Client, client_handler
+from fedfill.protocol.messages import Message, shapes_of
+from fedfill.protocol.server import Server
 from fedfill.synthesis import gan
 from fedfill.synthesis.gan import GANOptions, GANSettings
-from fedfill.training.local import Context, Loss, OptimizerName
+from fedfill.training.fit import Context, Loss, OptimizerName
 from fedfill.training.mixup import draw_lambda, mixup_loss
 from fedfill.training.pseudo_labels import labelling, pseudo_labels
 from fedfill.tree import Tree, Weights
@@ -172,7 +173,7 @@ class SDAFL(GANOptions, FedAvg):
             self.collect(server)
 
     @client_handler
-    async def pretrain(self, client: Client, message: Pretrain) -> Pretrained:
+    def pretrain(self, client: Client, message: Pretrain) -> Pretrained:
         """Steps of the client's GAN on all of its images, labelled or not; what was lost before is caught up with."""
         self.train_gan(client, message.iterations)
         return Pretrained(message.iterations)
@@ -253,7 +254,7 @@ class SDAFL(GANOptions, FedAvg):
         )  # fmt: skip
 
     @client_handler
-    async def upload(self, client: Client, message: ImagesRequest) -> Images:
+    def upload(self, client: Client, message: ImagesRequest) -> Images:
         """Images of the client's GAN, with labels where it knows them."""
         self.train_gan(client, self.gan_iterations)  # nothing is left to do unless a call was lost
         settings, stream = self.settings_of(client), client.stream("images")
@@ -332,7 +333,7 @@ class SDAFL(GANOptions, FedAvg):
         server.state.weights = server.fit(server.state.weights, loss, training, data=labelled).weights
 
     @client_handler
-    async def train_aided(self, client: Client, message: Aided) -> AidedUpdate:
+    def train_aided(self, client: Client, message: Aided) -> AidedUpdate:
         """Local steps on real images and on mixtures of real and synthetic ones (equations 5 to 8)."""
         if message.pool is not None:
             client.state.pool = message.pool
@@ -346,7 +347,7 @@ class SDAFL(GANOptions, FedAvg):
             guessed = pseudo_labels(client.model(message.weights), inputs, self.tau)
             unlabelled = Samples(inputs, guessed)[guessed >= 0]
         loss = self.aided(labelled, unlabelled)
-        done = await self.contribute(client, message.weights, message.control, loss)
+        done = self.contribute(client, message.weights, message.control, loss)
         whole = {name: done.trained[name] for name in message.weights}
         sent = whole if self.sends_model and self.relabels(client.round) else None
         return AidedUpdate(done.weights, done.samples, done.scale, done.control, sent)

@@ -18,12 +18,14 @@ from torch.nn import functional
 from fedfill.algorithms import Composable
 from fedfill.algorithms.fedavg import Broadcast, FedAvg
 from fedfill.data.samples import Batch, Samples, draw, normalise
-from fedfill.engines.contract import Client, Message, Server, client_handler
 from fedfill.errors import FedfillError
 from fedfill.models.views import trainable
 from fedfill.privacy.ledger import unbounded
+from fedfill.protocol.client import Client, client_handler
+from fedfill.protocol.messages import Message
+from fedfill.protocol.server import Server
 from fedfill.training.augmentation import flips, require_bytes, strong, weak
-from fedfill.training.local import Context, LocalTraining, Loss, OptimizerName
+from fedfill.training.fit import Context, LocalTraining, Loss, OptimizerName
 from fedfill.training.mixup import draw_lambda, mixup_loss
 from fedfill.training.pseudo_labels import predicted
 from fedfill.tree import Tree, Weights
@@ -161,7 +163,7 @@ class SemiFL(FedAvg):
         server.state.pool = Samples(torch.cat([s.inputs for s in pool]), torch.cat([s.labels for s in pool]))
 
     @client_handler
-    async def share(self, client: Client, message: LabelledRequest) -> Labelled:
+    def share(self, client: Client, message: LabelledRequest) -> Labelled:
         """The client's labelled samples, raw."""
         return Labelled(client.data, len(client.unlabelled))
 
@@ -194,7 +196,7 @@ class SemiFL(FedAvg):
         return self.loss(model, replace(batch, inputs=weak(batch.inputs, context.generator, bool(self.flip))), context)
 
     @client_handler
-    async def train_confident(self, client: Client, message: Broadcast) -> Trained:
+    def train_confident(self, client: Client, message: Broadcast) -> Trained:
         """Local steps on samples that the received model is sure of; nothing where there are fewer than two."""
         inputs = client.unlabelled.inputs
         probabilities, classes = predicted(client.model(message.weights), inputs)
@@ -202,7 +204,7 @@ class SemiFL(FedAvg):
         confident = guessed[probabilities > self.tau]
         if len(confident) < 2:  # batch norm can't train on one
             return Trained(None, 0)
-        done = await self.contribute(client, message.weights, None, self.fix_mix(guessed), data=confident)
+        done = self.contribute(client, message.weights, None, self.fix_mix(guessed), data=confident)
         return Trained(done.weights, done.samples)
 
     def fix_mix(self, guessed: Samples) -> Loss:
@@ -237,7 +239,7 @@ class SemiFL(FedAvg):
             state.weights = {**state.weights, **mean["statistics"]}
 
     @client_handler
-    async def recompute(self, client: Client, message: Broadcast) -> Statistics:
+    def recompute(self, client: Client, message: Broadcast) -> Statistics:
         """Running statistics of the received model on all of the client's samples."""
         data = client.data + client.unlabelled
         return Statistics(recomputed(client.model(message.weights), data.inputs), len(data))

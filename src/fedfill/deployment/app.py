@@ -13,12 +13,12 @@ from typing import Any
 import tomli_w
 
 from fedfill.data.hosts import Task
-from fedfill.engines.contract import Message
 from fedfill.errors import FedfillError
-from fedfill.loop import Prepared, document_of
-from fedfill.preparation import arrange
+from fedfill.experiment.loop import document_of
+from fedfill.experiment.prepare import Prepared, arrange
+from fedfill.experiment.settings import Experiment
+from fedfill.protocol.messages import Message
 from fedfill.runs.directory import write_atomically, writing
-from fedfill.settings import Experiment
 
 PACKAGE = "federation"
 """The folder in an app with its code and its two tables of settings."""

@@ -21,13 +21,13 @@ from fedfill.algorithms import Algorithm
 from fedfill.data.federation import ClientData
 from fedfill.data.hosts import Task, load_host
 from fedfill.engines import flower, flower_host
-from fedfill.engines.contract import Engine
 from fedfill.engines.local import choose_device
 from fedfill.errors import FedfillError, checked, did_you_mean
-from fedfill.loop import Prepared, execute
-from fedfill.preparation import PYTHON, divide, prepare
+from fedfill.experiment.loop import execute
+from fedfill.experiment.prepare import PYTHON, Prepared, divide, prepare
+from fedfill.experiment.settings import Experiment
+from fedfill.protocol.engine import Engine
 from fedfill.runs.directory import RunDirectory, noise_key, read_toml, write_atomically, writing
-from fedfill.settings import Experiment
 
 log = logging.getLogger("fedfill")
 

@@ -13,8 +13,9 @@ from fedfill.deployment.app import PACKAGE, write_app
 from fedfill.deployment.processes import LocalFederation, Setting, flwr, local_federation
 from fedfill.engines import require
 from fedfill.errors import FedfillError, told
-from fedfill.loop import OnRound, Prepared, Result, document_of, recorded
-from fedfill.preparation import PYTHON
+from fedfill.experiment.loop import OnRound, document_of, recorded
+from fedfill.experiment.prepare import PYTHON, Prepared
+from fedfill.experiment.summary import Result
 from fedfill.runs.directory import RunDirectory, read_toml, writing
 
 FOLDER = "deployment"

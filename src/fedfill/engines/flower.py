@@ -23,8 +23,6 @@ from torch import nn
 
 from fedfill import tree
 from fedfill.data.samples import Samples
-from fedfill.engines.contract import Message
-from fedfill.engines.exchange import HEAVIEST, Answers, Average, Lost, Outcome, releases_of
 from fedfill.engines.flower_messages import (
     EVALUATE,
     HELLO,
@@ -40,9 +38,10 @@ from fedfill.engines.flower_messages import (
     pack,
     unpack,
 )
-from fedfill.engines.host import make_resident
+from fedfill.engines.runner import make_resident
 from fedfill.errors import FedfillError
 from fedfill.privacy.ledger import unbounded
+from fedfill.protocol.messages import HEAVIEST, Answers, Average, Lost, Message, Outcome, releases_of
 from fedfill.training.evaluation import Evaluation, divergence, score_all, shares
 from fedfill.tree import Tree, Weights
 

@@ -19,7 +19,6 @@ from torch import nn
 from fedfill import tree
 from fedfill.data.federation import ClientData
 from fedfill.data.samples import Samples
-from fedfill.engines.exchange import Lost
 from fedfill.engines.flower_messages import (
     EVALUATE,
     HELLO,
@@ -35,11 +34,12 @@ from fedfill.engines.flower_messages import (
     pack,
     unpack,
 )
-from fedfill.engines.host import Host, make_resident
+from fedfill.engines.runner import ClientRunner, make_resident
 from fedfill.errors import FedfillError
+from fedfill.protocol.messages import Lost
 from fedfill.runs.directory import noise_key, write_atomically
 from fedfill.training.evaluation import score_all
-from fedfill.training.local import Resident
+from fedfill.training.fit import Resident
 from fedfill.tree import Record, Tree, Weights
 
 __all__ = ["ClientApp", "Context", "Site", "client_app"]
@@ -171,10 +171,10 @@ class _Office:
         return self.site.data.unlabelled.to(self.site.device)
 
     @functools.cached_property
-    def host(self) -> Host:
+    def host(self) -> ClientRunner:
         """Runs its handlers."""
         site = self.site
-        return Host(
+        return ClientRunner(
             site.program, classes=site.classes, initial=site.initial, seed=site.seed, device=site.device,
             timeout=PATIENCE if site.timeout is None else site.timeout,
             secret=noise_key(site.folder / "noise.key", site.digest) if site.secret else None,

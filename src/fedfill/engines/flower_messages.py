@@ -14,9 +14,9 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
 from fedfill import tree
-from fedfill.engines.contract import Message
 from fedfill.errors import FedfillError
 from fedfill.privacy.ledger import Release
+from fedfill.protocol.messages import Message
 from fedfill.tree import Record, Tree, Weights
 
 PROTOCOL = 1

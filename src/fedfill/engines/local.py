@@ -13,14 +13,13 @@ from torch import nn
 
 from fedfill import tree
 from fedfill.data.federation import Federation
-from fedfill.engines.contract import Message
-from fedfill.engines.exchange import Answers, Average, Averaging, Outcome
-from fedfill.engines.host import Host, make_resident, warm_up
+from fedfill.engines.runner import ClientRunner, make_resident, warm_up
 from fedfill.errors import FedfillError
 from fedfill.privacy.ledger import Release
+from fedfill.protocol.messages import Answers, Average, Averaging, Message, Outcome
 from fedfill.training.aggregation import group_of
 from fedfill.training.evaluation import CHUNK, Evaluation, Scored, gather, gather_personal, score, score_all, splits_of
-from fedfill.training.local import Resident
+from fedfill.training.fit import Resident
 from fedfill.tree import Tree, Weights
 
 
@@ -98,7 +97,7 @@ class LocalEngine:
         self._data = [client.train.to(device) for client in federation.clients]
         self._unlabelled = [client.unlabelled.to(device) for client in federation.clients]
         self._splits = splits_of(federation, device)
-        self._host = Host(
+        self._host = ClientRunner(
             program, classes=federation.classes, initial=initial, seed=seed, device=device, timeout=timeout
         )
         self._states: dict[int, Tree] = {}

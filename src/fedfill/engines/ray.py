@@ -34,8 +34,6 @@ from torch import nn
 from fedfill import tree
 from fedfill.data.federation import Federation
 from fedfill.data.samples import Samples
-from fedfill.engines.contract import Message
-from fedfill.engines.exchange import Answers, Average, Lost, Outcome, RemoteError
 from fedfill.engines.local import processors
 from fedfill.engines.ray_worker import (
     Actor,
@@ -57,6 +55,7 @@ from fedfill.engines.ray_worker import (
 )
 from fedfill.errors import FedfillError
 from fedfill.privacy.ledger import Release
+from fedfill.protocol.messages import Answers, Average, Lost, Message, Outcome, RemoteError
 from fedfill.training.aggregation import Mean, group_of, mean_of
 from fedfill.training.evaluation import (
     CHUNK,

@@ -17,9 +17,9 @@ from torch import nn
 
 from fedfill import tree
 from fedfill.data.samples import Samples
-from fedfill.engines.exchange import Average, Averaging, Lost, Outcome, RemoteError, reason
-from fedfill.engines.host import Host, make_resident
+from fedfill.engines.runner import ClientRunner, make_resident
 from fedfill.errors import ContractError, FedfillError
+from fedfill.protocol.messages import Average, Averaging, Lost, Outcome, RemoteError, reason
 from fedfill.training.evaluation import CHUNK, Scored, score, score_all
 from fedfill.tree import Record, Tree
 
@@ -207,7 +207,7 @@ class Actor:
         self._resident = make_resident(setup.template, self._device)
         self._program = setup.program
         initial = unpack(setup.initial, self._device)
-        self._host = Host(
+        self._host = ClientRunner(
             setup.program, classes=setup.classes, initial=initial, seed=setup.seed, device=self._device, timeout=setup.timeout
         )  # fmt: skip
         self._data: dict[int, dict[int, tuple[Samples, Samples]]] = {}

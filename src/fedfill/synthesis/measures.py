@@ -1,6 +1,6 @@
 """Measures of synthetic samples: are they recognised, are they spread like real ones, are they copies, are classes balanced.
 
-Plain functions of tensors and models; what they are applied to is chosen in `fedfill.measuring`.
+Plain functions of tensors and models; what they are applied to is chosen in `fedfill.studies.measure`.
 """
 
 from __future__ import annotations

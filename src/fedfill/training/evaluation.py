@@ -14,7 +14,7 @@ from torch.nn import functional
 from fedfill.data.federation import Federation
 from fedfill.data.samples import Samples, normalise
 from fedfill.errors import DIVERGED, DivergedError
-from fedfill.training.local import Resident
+from fedfill.training.fit import Resident
 
 CHUNK = 1000
 FAIRNESS = (

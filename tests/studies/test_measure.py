@@ -18,13 +18,13 @@ from fedfill.cli import app
 from fedfill.data import sources
 from fedfill.data.federation import Federation
 from fedfill.data.samples import Samples, normalise
-from fedfill.engines.host import make_resident
+from fedfill.engines.runner import make_resident
 from fedfill.errors import FedfillError
-from fedfill.experiment import reopen
-from fedfill.loop import synthetic_images
-from fedfill.measuring import assess, measure, pseudo_labels
+from fedfill.experiment.loop import synthetic_images
 from fedfill.runs.directory import RunDirectory
 from fedfill.runs.pictures import image_grid
+from fedfill.studies.measure import assess, measure, pseudo_labels
+from fedfill.studies.run import reopen
 from fedfill.synthesis.measures import recognised
 
 CPU = torch.device("cpu")

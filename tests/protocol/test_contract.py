@@ -24,20 +24,22 @@ from fedfill.algorithms.fraug import FRAug
 from fedfill.algorithms.local import Local
 from fedfill.data.federation import Federation
 from fedfill.data.samples import Samples
-from fedfill.engines.contract import Client, Engine, Message, Server, State, client_handler
-from fedfill.engines.exchange import reason
 from fedfill.engines.flower import FlowerEngine
-from fedfill.engines.host import make_resident, prefers_channels_last
 from fedfill.engines.local import LocalEngine
+from fedfill.engines.runner import make_resident, prefers_channels_last
 from fedfill.errors import ContractError, DivergedError, FedfillError
 from fedfill.models.layers import with_streams
 from fedfill.models.networks import ModelSettings, build
 from fedfill.models.views import weights_of
 from fedfill.privacy.ledger import public, unbounded
+from fedfill.protocol.client import Client, State, client_handler
+from fedfill.protocol.engine import Engine
+from fedfill.protocol.messages import Message, reason
+from fedfill.protocol.server import Server
 from fedfill.streams import torch_stream
 from fedfill.training.aggregation import weighted_mean
 from fedfill.training.evaluation import Evaluation, gather_personal, score_all, shares, splits_of
-from fedfill.training.local import Batch, Context, Fit, LocalTraining, Resident, fit
+from fedfill.training.fit import Batch, Context, Fit, LocalTraining, Resident, fit
 from fedfill.tree import Weights
 
 CPU = torch.device("cpu")
@@ -182,49 +184,49 @@ class Program(Algorithm):
         return {"count": 0, "kept": torch.zeros(3), "rows": [0]}
 
     @client_handler
-    async def hello(self, client: Client, ask: Ask) -> Answer:
+    def hello(self, client: Client, ask: Ask) -> Answer:
         return Answer(client.id)
 
     @client_handler
-    async def write(self, client: Client, ask: Ask) -> Answer:
+    def write(self, client: Client, ask: Ask) -> Answer:
         if client.id in ask.listed:
             ask.w.mul_(2)
         return Answer(client.id)
 
     @client_handler
-    async def write_deep(self, client: Client, ask: Ask) -> Answer:
+    def write_deep(self, client: Client, ask: Ask) -> Answer:
         ask.named["deep"][0][1:].zero_()
         return Answer(client.id)
 
     @client_handler
-    async def write_and_fail(self, client: Client, ask: Ask) -> Answer:
+    def write_and_fail(self, client: Client, ask: Ask) -> Answer:
         if client.id in ask.listed:
             ask.w.zero_()
             raise ValueError("after writing")
         return Answer(client.id)
 
     @client_handler
-    async def replace(self, client: Client, ask: Ask) -> Answer:
+    def replace(self, client: Client, ask: Ask) -> Answer:
         if client.id in ask.listed:
             ask.named["a"] = torch.zeros(1)
         return Answer(ask.named["a"].clone())
 
     @client_handler
-    async def append(self, client: Client, ask: Ask) -> Answer:
+    def append(self, client: Client, ask: Ask) -> Answer:
         ask.listed.append(client.id)
         return Answer(client.id)
 
     @client_handler
-    async def write_in_loss(self, client: Client, ask: Ask) -> Answer:
+    def write_in_loss(self, client: Client, ask: Ask) -> Answer:
         def loss(model: nn.Module, batch: Batch, context: Context) -> Tensor:
             context.received["weight"].add_(1)
             return model(batch.inputs).mean()
 
-        await client.fit(ask.named, loss, LocalTraining())
+        client.fit(ask.named, loss, LocalTraining())
         return Answer(client.id)
 
     @client_handler
-    async def count(self, client: Client, ask: Ask) -> Answer:
+    def count(self, client: Client, ask: Ask) -> Answer:
         client.state.count += 1
         client.state.kept = client.state.kept + 1
         client.state.rows.append(client.state.count)
@@ -234,21 +236,21 @@ class Program(Algorithm):
         return Answer(client.state.count)
 
     @client_handler
-    async def look(self, client: Client, ask: Ask) -> Answer:
+    def look(self, client: Client, ask: Ask) -> Answer:
         return Answer([client.state.count, client.state.kept, client.state.rows])
 
     @client_handler
-    async def write_state_and_fail(self, client: Client, ask: Ask) -> Answer:
+    def write_state_and_fail(self, client: Client, ask: Ask) -> Answer:
         client.state.kept.add_(7)
         raise ValueError("after writing")
 
     @client_handler
-    async def write_state(self, client: Client, ask: Ask) -> Answer:
+    def write_state(self, client: Client, ask: Ask) -> Answer:
         client.state.kept.add_(7)
         return Answer(client.id)
 
     @client_handler
-    async def keep(self, client: Client, ask: Ask) -> Answer:
+    def keep(self, client: Client, ask: Ask) -> Answer:
         mine = torch.arange(3.0)
         client.state.received = ask.w[1:] if ask.number else ask.w
         client.state.deep = {"x": [ask.named["m"].T]}
@@ -256,105 +258,105 @@ class Program(Algorithm):
         return Answer(mine)
 
     @client_handler
-    async def kept_values(self, client: Client, ask: Ask) -> Answer:
+    def kept_values(self, client: Client, ask: Ask) -> Answer:
         return Answer([client.state.received, client.state.deep["x"][0], client.state.sent])
 
     @client_handler
-    async def first(self, client: Client, ask: Ask) -> Answer:
+    def first(self, client: Client, ask: Ask) -> Answer:
         return Answer(client.initial["weight"].clone())
 
     @client_handler
-    async def resident(self, client: Client, ask: Ask) -> Answer:
+    def resident(self, client: Client, ask: Ask) -> Answer:
         model = client.model({"weight": torch.full((1, 1), float(client.id))})
         client.state.kept = model.state_dict()["weight"]
         return Answer(model.state_dict()["weight"])
 
     @client_handler
-    async def gradient(self, client: Client, ask: Ask) -> Answer:
+    def gradient(self, client: Client, ask: Ask) -> Answer:
         def loss(model: nn.Module, batch: Batch, context: Context) -> Tensor:
             return model(batch.inputs).sum()
 
         model = client.model(client.initial)
         model(client.data.inputs).sum().backward()
         gradient = model.weight.grad.clone()  # type: ignore[union-attr]
-        await client.fit(client.initial, loss, LocalTraining())
+        client.fit(client.initial, loss, LocalTraining())
         return Answer(gradient)
 
     @client_handler
-    async def fail(self, client: Client, ask: Ask) -> Answer:
+    def fail(self, client: Client, ask: Ask) -> Answer:
         if client.id in ask.listed:
             raise ValueError(f"boom {client.id}")
         return Answer(client.id, known=torch.zeros(3))
 
     @client_handler
-    async def user_slip(self, client: Client, ask: Ask) -> Answer:
+    def user_slip(self, client: Client, ask: Ask) -> Answer:
         raise FedfillError("mu: found -1, but 0 or more is needed")
 
     @client_handler
-    async def nan(self, client: Client, ask: Ask) -> Answer:
+    def nan(self, client: Client, ask: Ask) -> Answer:
         return Answer([torch.tensor([1.0, ask.number if client.id in ask.listed else 2.0])])
 
     @client_handler
-    async def count_and_diverge(self, client: Client, ask: Ask) -> Answer:
+    def count_and_diverge(self, client: Client, ask: Ask) -> Answer:
         client.state.count += 1
         return Answer([float("nan") if client.id in ask.listed else 1.0])
 
     @client_handler
-    async def slow(self, client: Client, ask: Ask) -> Answer:
+    def slow(self, client: Client, ask: Ask) -> Answer:
         time.sleep(0.1 * (2 - client.id))
         return Answer(client.id)
 
     @client_handler
-    async def released(self, client: Client, ask: Ask) -> Answer:
+    def released(self, client: Client, ask: Ask) -> Answer:
         client.release("noise", public("drawn from a fixed distribution"))
         return Answer(value=1, known=2, noise=3 if client.id else None)
 
     @client_handler
-    async def answer_with(self, client: Client, ask: Ask) -> Any:
+    def answer_with(self, client: Client, ask: Ask) -> Any:
         return {"none": None, "dict": {"value": 1}, "ask": Ask, "set": Answer({1}), "array": Answer(np.zeros(9))}[
             ask.named["what"]
         ]
 
     @client_handler
-    async def keep_a_set(self, client: Client, ask: Ask) -> Answer:
+    def keep_a_set(self, client: Client, ask: Ask) -> Answer:
         client.state.bad = {1, 2}
         return Answer(1)
 
     @client_handler
-    async def draws(self, client: Client, ask: Ask) -> Answer:
+    def draws(self, client: Client, ask: Ask) -> Answer:
         return Answer([torch.rand(2, generator=client.stream(purpose)) for purpose in ("a", "a", "b")])
 
     @client_handler
-    async def noise(self, client: Client, ask: Ask) -> Answer:
+    def noise(self, client: Client, ask: Ask) -> Answer:
         return Answer(torch.rand(2, generator=client.noise("a")))
 
     @client_handler
-    async def two_fits(self, client: Client, ask: Ask) -> Answer:
+    def two_fits(self, client: Client, ask: Ask) -> Answer:
         def loss(model: nn.Module, batch: Batch, context: Context) -> Tensor:
             return model(batch.inputs).sum() * torch.rand((), generator=context.generator)
 
-        fits = [await client.fit(client.initial, loss, LocalTraining(optimizer="sgd")) for _ in range(2)]
+        fits = [client.fit(client.initial, loss, LocalTraining(optimizer="sgd")) for _ in range(2)]
         return Answer([fitted.weights["weight"] for fitted in fits])
 
     @client_handler
-    async def sees(self, client: Client, ask: Ask) -> Answer:
+    def sees(self, client: Client, ask: Ask) -> Answer:
         return Answer(
             [client.id, client.round, client.classes, len(client.data), client.model(client.initial).training]
         )
 
     @client_handler
-    async def unlabelled(self, client: Client, ask: Ask) -> Answer:
+    def unlabelled(self, client: Client, ask: Ask) -> Answer:
         samples = client.unlabelled
         labels = sorted(set(samples.labels.tolist()))
         return Answer([len(samples), samples.inputs.sum().item(), list(samples.inputs.shape), labels, len(client.data)])
 
     @client_handler
-    async def write_unlabelled(self, client: Client, ask: Ask) -> Answer:
+    def write_unlabelled(self, client: Client, ask: Ask) -> Answer:
         if client.id in ask.listed:
             client.unlabelled.inputs.zero_()
         return Answer(client.id)
 
-    async def unmarked(self, client: Client, ask: Ask) -> Answer:
+    def unmarked(self, client: Client, ask: Ask) -> Answer:
         return Answer(client.id)
 
 
@@ -819,7 +821,7 @@ class Parts(Program):
     """Clients whose replies are there to be averaged; `ask.listed` names those that answer nonsense, of a kind."""
 
     @client_handler
-    async def part(self, client: Client, ask: Ask) -> Part:
+    def part(self, client: Client, ask: Ask) -> Part:
         i = client.id
         weights = {"w": torch.tensor([1.0, float(i)]), "steps": torch.tensor(i)}
         n: Any = i + 1
@@ -902,19 +904,19 @@ def test_many_clients_are_averaged_in_groups_and_the_same_everywhere(
 
 class Slow(Program):
     @client_handler
-    async def sleep(self, client: Client, ask: Ask) -> Answer:
+    def sleep(self, client: Client, ask: Ask) -> Answer:
         client.state.count += 1
         if client.id in ask.listed:
             time.sleep(0.6)
         return Answer(client.state.count)
 
     @client_handler
-    async def train(self, client: Client, ask: Ask) -> Answer:
+    def train(self, client: Client, ask: Ask) -> Answer:
         def loss(model: nn.Module, batch: Batch, context: Context) -> Tensor:
             time.sleep(0.01)
             return model(batch.inputs).mean()
 
-        await client.fit(client.initial, loss, LocalTraining(steps=10**6 if client.id in ask.listed else 1))
+        client.fit(client.initial, loss, LocalTraining(steps=10**6 if client.id in ask.listed else 1))
         return Answer(client.id)
 
 

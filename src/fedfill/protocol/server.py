@@ -1,255 +1,35 @@
-"""The contract between algorithms and engines: messages, handlers, state, and what a server and a client can do.
-
-An algorithm sees a `Server` in its ``round`` and a `Client` in its handlers, and nothing else. An engine carries
-messages, runs handlers and keeps the clients' states; it knows no algorithm. The rules, the same on every engine:
-
-* a received message can't be changed: a handler that writes into one ends the run;
-* a handler's writes to its state take effect when it returns, and not when it raises, is late or answers with a NaN;
-* an error in a handler is a reply, and so are a worker that died, a late answer and one that makes no sense: it is
-  reported and left out, and the round goes on with the others;
-* replies come back in the order of the clients' numbers, whoever answered first;
-* every byte that crosses is counted, and every field of a reply is a release until it is declared otherwise.
-"""
+"""What an algorithm's ``round`` sees: cohorts, calls to clients, means over replies, state, and the record."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any
 
 import torch
 from torch import nn
 
 from fedfill import tree
-from fedfill.data.samples import Batch, Samples
-from fedfill.engines.exchange import (
+from fedfill.data.samples import Samples
+from fedfill.errors import DIVERGED, ContractError, DivergedError, FedfillError
+from fedfill.privacy.ledger import Ledger
+from fedfill.protocol.client import BoundHandler, State
+from fedfill.protocol.engine import Engine
+from fedfill.protocol.messages import (
     NOT_FINITE,
-    Answers,
     Average,
     Averaging,
     Lost,
+    Message,
     Outcome,
     reason,
     specified,
     tensors_of,
-)  # fmt: skip
-from fedfill.engines.exchange import Message as Message
-from fedfill.errors import DIVERGED, ContractError, DivergedError, FedfillError
-from fedfill.privacy.ledger import Ledger, Release
+)
 from fedfill.streams import numpy_stream, secret_stream, torch_stream
 from fedfill.training.aggregation import Mean
-from fedfill.training.evaluation import Evaluation
-from fedfill.training.local import Fit, Fitted, LocalTraining, Loss, Resident, fit
-from fedfill.tree import Tree, Weights
-
-Handler = Callable[[Any, "Client", Any], Awaitable[Message]]
-H = TypeVar("H", bound=Handler)
-BoundHandler = Callable[["Client", Any], Awaitable[Message]]
-
-
-def client_handler(function: H) -> H:
-    """Mark a coroutine method ``(self, client, message) -> reply`` as one that servers may call."""
-    function.is_client_handler = True  # type: ignore[attr-defined]
-    return function
-
-
-class State:
-    """Named trees that outlive a round: ``state.weights = ...``; written to the checkpoint, nothing hidden beside them.
-
-    Args:
-        values: Initial values by name.
-    """
-
-    def __init__(self, values: Mapping[str, Tree] | None = None) -> None:
-        object.__setattr__(self, "_values", dict(values or {}))
-
-    def __getattr__(self, name: str) -> Any:
-        """The value of this name."""
-        try:
-            return self.__dict__["_values"][name]
-        except KeyError:
-            raise AttributeError(
-                f"the state holds no '{name}'; give it a first value in server_state or client_state"
-            ) from None
-
-    def __setattr__(self, name: str, value: Tree) -> None:
-        """Set the value of this name."""
-        if hasattr(State, name):
-            raise ContractError(f"'{name}' can't be a name in a state; choose another")
-        self.__dict__["_values"][name] = value
-
-    def tree(self) -> dict[str, Tree]:
-        """All values by name."""
-        return cast("dict[str, Tree]", self.__dict__["_values"])
-
-
-class Client:
-    """What a handler sees of its client; all but `seed`, `resident`, `check`, `batches` and `secret` are attributes.
-
-    Args:
-        id: The client's number, 0..clients-1.
-        round: The current round.
-        data: The client's labelled training samples; they never leave it.
-        classes: Number of classes of the task.
-        state: What this client keeps between rounds.
-        initial: The experiment's initial weights, which every party can make from the seed: they cost no bytes.
-        seed: Of the experiment.
-        resident: Loads weights into the worker's model.
-        check: Raises where what runs is no longer wanted.
-        batches: Makes the mini-batches of a training.
-        secret: Makes a stream of noise that nobody else can follow; None: noise comes from the seed.
-        unlabelled: The client's samples without labels; None: it has none, and the attribute is empty.
-    """
-
-    def __init__(
-        self,
-        *,
-        id: int,
-        round: int,
-        data: Samples,
-        classes: int,
-        state: State,
-        initial: Weights,
-        seed: int,
-        resident: Callable[[Weights], nn.Module],
-        check: Callable[[], None] = lambda: None,
-        batches: Callable[[Samples, LocalTraining], Iterator[Batch]] = lambda data, training: iter(()),
-        secret: Callable[[str], torch.Generator] | None = None,
-        unlabelled: Samples | None = None,
-    ) -> None:
-        self.id = id
-        self.round = round
-        self.data = data
-        self.unlabelled = data[:0] if unlabelled is None else unlabelled
-        self.classes = classes
-        self.state = state
-        self.initial = initial
-        self.releases: dict[str, Release] = {}
-        self._seed = seed
-        self._resident = resident
-        self._check = check
-        self._batches = batches
-        self._secret = secret
-        self._streams: dict[str, torch.Generator] = {}
-        self._noises: dict[str, torch.Generator] = {}
-
-    def stream(self, purpose: str) -> torch.Generator:
-        """The stream of randomness of (seed, purpose, round, client), on the data's device.
-
-        Asked for again in the same handler it goes on where it was; handlers that are called in the same round draw the
-        same values for the same purpose, so each needs purposes of its own.
-        """
-        if purpose not in self._streams:
-            self._streams[purpose] = torch_stream(
-                self._seed, purpose, self.round, self.id, device=self.data.labels.device
-            )
-        return self._streams[purpose]
-
-    def noise(self, purpose: str) -> torch.Generator:
-        """The stream for noise that shall protect this client's data.
-
-        It is `stream` in a simulation, where a run can be repeated to the bit. In a deployment nobody else may know it.
-        """
-        if self._secret is None:
-            return self.stream(purpose)
-        if purpose not in self._noises:
-            self._noises[purpose] = self._secret(purpose)
-        return self._noises[purpose]
-
-    def model(self, weights: Weights) -> nn.Module:
-        """A model that holds `weights`, in evaluation mode, valid until the next `model` or `fit` of this handler."""
-        return self._resident(weights).eval()
-
-    def batches(self, training: LocalTraining, *, data: Samples | None = None) -> Iterator[Batch]:
-        """The mini-batches of a training whose steps the handler takes itself, on the model of `model`.
-
-        For what `fit` can't say: several optimizers, networks beside the model. The order is that of `fit`, and so are the
-        ends: where the run is being stopped, or the time is over.
-
-        Args:
-            training: How many, of which size.
-            data: Training samples; None: the client's own.
-
-        Returns:
-            One after the other.
-        """
-        return self._batches(self.data if data is None else data, training)
-
-    def check(self) -> None:
-        """End the handler where the run is being stopped or its time is over; for long work of its own, beside `fit`."""
-        self._check()
-
-    def release(self, field_name: str, release: Release) -> None:
-        """Declare what a field of this handler's reply releases about the client's data."""
-        self.releases[field_name] = release
-
-    async def fit(
-        self,
-        weights: Weights,
-        loss: Loss,
-        training: LocalTraining,
-        *,
-        data: Samples | None = None,
-        samples_per_epoch: int | None = None,
-    ) -> Fitted:
-        """Local training; the one heavy wait of a handler.
-
-        Args:
-            weights: Start; these tensors are trained and returned.
-            loss: A pure function (model, batch, context) -> scalar.
-            training: Budget and optimizer.
-            data: Training samples; None: the client's own.
-            samples_per_epoch: Uniform draws without replacement per epoch; None: every sample.
-
-        Returns:
-            Trained weights, steps, samples and mean loss.
-        """
-        return await _Wait(Fit(weights, loss, self.data if data is None else data, training, samples_per_epoch))
-
-
-class _Wait:
-    def __init__(self, request: Fit) -> None:
-        self.request = request
-
-    def __await__(self) -> Generator[Fit, Fitted, Fitted]:
-        return (yield self.request)
-
-
-class Engine(Protocol):
-    """Carries messages to clients and runs their handlers.
-
-    Attributes:
-        workers: How many clients it runs at a time.
-        evaluation: What the evaluation on the clients' own test splits releases about these; None in a simulation, whose
-            evaluation is an observer's and no part of the federation.
-        evaluated: Clients whose scores left them at the last evaluation, or may have; none in a simulation.
-        origin: Names a run from its beginning on, over all resumes, to hosts that keep clients' states; empty in a simulation.
-    """
-
-    workers: int
-    evaluation: Release | None
-    evaluated: Sequence[int]
-    origin: str
-
-    def call(self, handler: str, messages: Mapping[int, Message], t: int, average: Average | None = None) -> Answers:
-        """Run the handler of this name on every client that has a message, in round `t`."""
-        ...
-
-    def evaluate(self, weights: Weights, t: int) -> Evaluation:
-        """Score the global weights, or of a `personal` algorithm every client's own, as they are after round `t`."""
-        ...
-
-    def states(self) -> dict[int, Tree]:
-        """The committed states of the clients, for the checkpoint; nothing where they stay with the clients."""
-        ...
-
-    def restore(self, states: Mapping[int, Tree]) -> None:
-        """Put the clients' states back."""
-        ...
-
-    def close(self) -> None:
-        """Free everything."""
-        ...
+from fedfill.training.fit import Fit, Fitted, LocalTraining, Loss, Resident, fit
+from fedfill.tree import Weights
 
 
 @dataclass

@@ -19,8 +19,8 @@ from fedfill.models.layers import with_streams
 from fedfill.models.networks import ModelSettings, build
 from fedfill.models.views import part, weights_of
 from fedfill.streams import torch_stream
-from fedfill.training import local
-from fedfill.training.local import Batch, Context, Fit, Fitted, Interrupted, LocalTraining, Resident, batches, fit
+from fedfill.training import fit as local
+from fedfill.training.fit import Batch, Context, Fit, Fitted, Interrupted, LocalTraining, Resident, batches, fit
 from fedfill.training.losses import cross_entropy
 from fedfill.tree import Weights
 

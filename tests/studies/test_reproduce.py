@@ -12,13 +12,14 @@ import numpy as np
 import pytest
 from PIL import Image
 
-import fedfill.paper_table as module
-import fedfill.reproduction
+import fedfill.studies.reproduce
+import fedfill.studies.table as module
 from fedfill.engines.local import LocalEngine
 from fedfill.errors import FedfillError
-from fedfill.loop import Prepared, Result
-from fedfill.paper_table import BEGIN, END, Entry, Reproduction, markdown, read_entries, read_table
-from fedfill.reproduction import reproduce
+from fedfill.experiment.prepare import Prepared
+from fedfill.experiment.summary import Result
+from fedfill.studies.reproduce import reproduce
+from fedfill.studies.table import BEGIN, END, Entry, Reproduction, markdown, read_entries, read_table
 
 TABLE = """
 title = "A table"
@@ -101,7 +102,7 @@ def test_figures_of_other_settings_or_versions_are_left_out(
     (folder / "table.toml").write_text(TABLE)
     found = reproduce(folder, only=["FedAvg"], seeds=[1], out=tmp_path / "runs")
     assert ("FedProx, strong", 0) in {(entry.row, entry.seed) for entry in found.entries}
-    monkeypatch.setattr("fedfill.loop.__version__", "9.9")
+    monkeypatch.setattr("fedfill.experiment.digest.__version__", "9.9")
     found = reproduce(folder, only=["FedAvg"], seeds=[1], out=tmp_path / "runs")
     assert [(entry.row, entry.seed) for entry in found.entries] == [("FedAvg", 1)]
 
@@ -155,7 +156,7 @@ def test_a_run_that_two_tables_share_is_run_once(folder: Path, tmp_path: Path, m
 def test_no_rows_data_are_in_memory_but_those_of_the_run(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    arrange, launch = fedfill.reproduction.arrange, fedfill.reproduction.launch
+    arrange, launch = fedfill.studies.reproduce.arrange, fedfill.studies.reproduce.launch
     made: list[weakref.ref[Prepared]] = []
     alive: list[int] = []
 
@@ -168,8 +169,8 @@ def test_no_rows_data_are_in_memory_but_those_of_the_run(
         alive.append(sum(prepared() is not None for prepared in made))
         return launch(*args)
 
-    monkeypatch.setattr(fedfill.reproduction, "arrange", recorded)
-    monkeypatch.setattr(fedfill.reproduction, "launch", counted)
+    monkeypatch.setattr(fedfill.studies.reproduce, "arrange", recorded)
+    monkeypatch.setattr(fedfill.studies.reproduce, "launch", counted)
     reproduce(folder, out=tmp_path / "runs", seeds=[0])
     assert len(made) >= 2
     assert alive == [1, 1]
@@ -224,7 +225,7 @@ def test_figures_are_means_of_all_seeds_or_of_none() -> None:
 
 def test_the_committed_tables_are_sound() -> None:
     """Every table of the repository can be read, and its README shows exactly its results."""
-    folders = sorted(path.parent for path in (Path(__file__).parents[1] / "experiments").glob("*/table.toml"))
+    folders = sorted(path.parent for path in (Path(__file__).parents[2] / "experiments").glob("*/table.toml"))
     assert folders
     for path in folders:
         table, entries = read_table(path), tuple(read_entries(path))

@@ -11,10 +11,10 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
 
 from fedfill.data.samples import Batch, Samples
-from fedfill.engines.contract import Server
 from fedfill.errors import FedfillError, did_you_mean
+from fedfill.protocol.server import Server
 from fedfill.training.augmentation import Augmentation, require
-from fedfill.training.local import Buffers, Context, LocalTraining, OptimizerName
+from fedfill.training.fit import Buffers, Context, LocalTraining, OptimizerName
 from fedfill.training.losses import cross_entropy
 from fedfill.tree import Tree, Weights
 

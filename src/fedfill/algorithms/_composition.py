@@ -14,13 +14,15 @@ from typing import Annotated, Any, ClassVar, Self
 from pydantic import BeforeValidator, PlainSerializer, ValidationInfo
 from torch import Tensor, nn
 
-from fedfill.algorithm import Algorithm, find, known_algorithms, parse_variant
+from fedfill.algorithms._base import Algorithm, find, known_algorithms, parse_variant
 from fedfill.data.samples import Samples
-from fedfill.engines.contract import BoundHandler, Client, Message, Server
 from fedfill.errors import FedfillError, checked, did_you_mean
 from fedfill.models.views import trainable
 from fedfill.privacy.ledger import unbounded
-from fedfill.training.local import LocalTraining, Loss
+from fedfill.protocol.client import BoundHandler, Client
+from fedfill.protocol.messages import Message
+from fedfill.protocol.server import Server
+from fedfill.training.fit import LocalTraining, Loss
 from fedfill.tree import Tree, Weights
 
 CONTRIBUTED = {
@@ -311,7 +313,7 @@ class Composable(Algorithm):
         """The cohort of round `t`, as the aggregation draws it."""
         return self.aggregation_of.sample(server, t)
 
-    async def contribute(
+    def contribute(
         self,
         client: Client,
         weights: Weights,
@@ -339,7 +341,7 @@ class Composable(Algorithm):
         own = client.data if data is None else data
         start = Start(client, own, weights, control, self.training(client.round), self.draws_beside)
         objective = self.objective_of.objective(start, loss)
-        fitted = await client.fit(
+        fitted = client.fit(
             {**weights, **(beside or {})},
             objective,
             start.training,

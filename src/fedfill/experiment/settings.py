@@ -8,10 +8,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from fedfill.algorithm import known_algorithms
-from fedfill.algorithms import Algorithm
-from fedfill.errors import FedfillError, did_you_mean
-from fedfill.models.networks import ModelSettings
+from fedfill.errors import FedfillError
 
 
 class Experiment(BaseModel):
@@ -81,40 +78,6 @@ class Experiment(BaseModel):
         if isinstance(values, dict) and str(values.get("partition", "")).partition(":")[0].strip() == "domain":
             return {"clients": None, **values}
         return values
-
-
-def split_settings(algorithm: type[Algorithm], values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Which settings are the algorithm's and which the model's.
-
-    Args:
-        algorithm: Its class.
-        values: By name; ``model.NAME`` is always the model's, and so is a name that only the model knows.
-
-    Returns:
-        The algorithm's and the model's.
-
-    Raises:
-        FedfillError: Where nobody knows a name.
-    """
-    own: dict[str, Any] = {}
-    models: dict[str, Any] = {}
-    for name, value in values.items():
-        if name.startswith("model."):
-            models[name.removeprefix("model.")] = value
-        elif name in algorithm.model_fields:
-            own[name] = value
-        elif name in ModelSettings.model_fields:
-            models[name] = value
-        else:
-            known = [*algorithm.model_fields, *ModelSettings.model_fields]
-            if owners := [other for other, kind in known_algorithms().items() if name in kind.model_fields]:
-                some = ", ".join(owners[:4]) + (" and others" if len(owners) > 4 else "")
-                raise FedfillError(
-                    f"setting: {algorithm.name} has no '{name}', which is a setting of {some}; "
-                    f"'fedfill list settings {algorithm.name}' has its own"
-                )
-            raise FedfillError(f"setting: {algorithm.name} has no '{name}'; {did_you_mean(name, known)}")
-    return own, models
 
 
 def over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:

@@ -29,13 +29,13 @@ from fedfill import tree
 from fedfill.algorithms.fedavg import Broadcast, FedAvg
 from fedfill.algorithms.fraug import FRAug
 from fedfill.data.federation import federate
-from fedfill.engines.contract import Server
 from fedfill.engines.local import LocalEngine
 from fedfill.errors import DivergedError, FedfillError, checked
-from fedfill.loop import Prepared, selected
-from fedfill.preparation import arrange
+from fedfill.experiment.prepare import Prepared, arrange
+from fedfill.experiment.settings import Experiment
+from fedfill.experiment.summary import selected
+from fedfill.protocol.server import Server
 from fedfill.runs.directory import RunDirectory
-from fedfill.settings import Experiment
 from fedfill.training.evaluation import FAIRNESS, Evaluation
 
 TINY: dict[str, Any] = {"data": "digits", "clients": 4, "local_epochs": 1, "rounds": 5, "participation": 0.5}
@@ -83,10 +83,11 @@ def test_another_seed_gives_other_weights(whole: dict[str, fedfill.Result], tmp_
 VICTIMS = """
 import json, os, shutil, signal, sys
 import torch
-import fedfill.experiment
+import fedfill.studies.run
 from fedfill.algorithms import known_algorithms
 from fedfill.data import sources
-from fedfill.engines import contract, host
+from fedfill.engines import runner
+from fedfill.protocol import server
 from fedfill.runs import directory
 
 known_algorithms()
@@ -124,9 +125,9 @@ for name, options in names.items():
     for moment, last in kills:
         child = os.fork()
         if child == 0:
-            before(contract.Server, "begin", begin)
+            before(server.Server, "begin", begin)
             if moment == "training":
-                before(host, "fit", second_fit)
+                before(runner, "fit", second_fit)
             elif moment == "recorded":
                 before(directory.RunDirectory, "write_checkpoint", lambda self, state: now == last)
             elif moment == "writing":
@@ -884,7 +885,7 @@ def test_a_lazy_model_gets_its_shape_before_its_weights_are_taken(tmp_path: Path
 
 def test_a_setting_that_is_none_leaves_an_experiment_what_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     """This digest is of the time before there was `labelled_per_client`; a release alone may change it."""
-    monkeypatch.setattr("fedfill.loop.__version__", "0")
+    monkeypatch.setattr("fedfill.experiment.digest.__version__", "0")
     inputs, labels = np.arange(6, dtype=np.float32)[:, None], np.arange(6) % 2
     clients = [(inputs, labels, inputs, labels)] * 2
     initial = {"weight": torch.ones(2, 1), "bias": torch.zeros(2)}
@@ -1123,7 +1124,7 @@ def test_another_program_is_another_experiment(tmp_path: Path) -> None:
         with pytest.raises(FedfillError, match="holds another experiment"):
             fedfill.run("fedavg", model=nets[1], clients=2, rounds=1, local_epochs=1, out=tmp_path / "net")
     finally:
-        from fedfill.algorithm import _registry
+        from fedfill.algorithms._base import _registry
 
         _registry.pop("mine", None)
 
@@ -1152,7 +1153,7 @@ def test_an_algorithm_without_a_name_of_its_own_is_refused(tmp_path: Path) -> No
 
 
 def test_a_field_without_a_guarantee_is_not_hidden_by_another_mechanism_of_the_same_field() -> None:
-    from fedfill.loop import _epsilons
+    from fedfill.experiment.loop import _epsilons
 
     rows = [("a", None), ("a", 0.0), ("b", 0.0), ("b", 2.0), ("b", 1.0)]
     assert _epsilons([{"released": name, "epsilon": epsilon} for name, epsilon in rows]) == {"a": None, "b": 2.0}

@@ -3,36 +3,32 @@
 from __future__ import annotations
 
 import copy
-import functools
-import hashlib
-import inspect
-import json
 import math
-import platform
-import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
-from types import CodeType
 from typing import Any
 
 import torch
-from torch import nn
 
 from fedfill import __version__, tree
 from fedfill.algorithms import Algorithm
 from fedfill.data.federation import Federation
 from fedfill.data.samples import Samples
-from fedfill.engines.contract import Costs, Engine, Server, State
-from fedfill.engines.host import make_resident
-from fedfill.engines.local import LocalEngine, choose_device, processors
+from fedfill.engines.local import LocalEngine, choose_device
+from fedfill.engines.runner import make_resident
 from fedfill.errors import FedfillError
+from fedfill.experiment.prepare import Prepared
+from fedfill.experiment.settings import Experiment
+from fedfill.experiment.summary import Result, summarise
 from fedfill.models.networks import ModelSettings
 from fedfill.privacy.ledger import Ledger
+from fedfill.protocol.client import State
+from fedfill.protocol.engine import Engine
+from fedfill.protocol.server import Costs, Server
 from fedfill.runs.directory import RunDirectory, to_json, writing
-from fedfill.settings import Experiment
-from fedfill.training.evaluation import FAIRNESS, divergence, fairness
+from fedfill.training.evaluation import divergence, fairness
 from fedfill.tree import Weights
 
 OnRound = Callable[[dict[str, Any], int], None]
@@ -41,136 +37,6 @@ with ``step`` and ``steps`` in place of ``round`` and of the figures of an evalu
 
 Connect = Callable[["Prepared", torch.device], Engine]
 """Makes the engine of a run."""
-
-
-INCIDENTAL = {"data_dir", "device", "workers", "ray_address", "gpus_per_worker", "min_replies", "reply_timeout"}
-"""What may be changed at a resume: where and how it runs, and how long it waits for whom."""
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """Everything that a run needs, checked, before anything is written.
-
-    Attributes:
-        experiment: With its settings resolved.
-        algorithm: With its settings resolved.
-        federation: The clients' data.
-        model: The network with its initial weights.
-        initial: These weights.
-    """
-
-    experiment: Experiment
-    algorithm: Algorithm
-    federation: Federation
-    model: nn.Module
-    initial: Weights
-
-    @functools.cached_property
-    def digest(self) -> str:
-        """Identifies the experiment: version, settings, data, initial weights and code of the user's own, but not where it runs."""
-        given = self.experiment.model_dump().items()
-        # one that is none counts as absent: a new setting leaves the experiments that don't use it what they were
-        settings = {k: v for k, v in given if k not in INCIDENTAL and v is not None}
-        modules = list(self.model.modules())
-        code = [repr(self.model), *_programs(type(self.algorithm), *map(type, modules)), *_values(modules)]
-        identity = [__version__, settings, self.federation.fingerprint, tree.sha256(self.initial), code]
-        return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
-
-
-def _programs(*classes: type) -> list[str]:
-    """The compiled functions and the constants of classes that neither fedfill nor torch vouches for, their bases included."""
-    own = {base for kind in classes for base in kind.__mro__ if not _vouched(base)}
-    found = []
-    for kind in own:
-        for name, value in vars(kind).items():
-            parts = (value.fget, value.fset) if isinstance(value, property) else (getattr(value, "__func__", value),)
-            found += [
-                f"{kind.__qualname__}.{name}: {_instructions(f.__code__)}" for f in parts if inspect.isfunction(f)
-            ]
-            if not name.startswith("__") and _is_plain(value):
-                found.append(f"{kind.__qualname__}.{name} = {value!r}")
-    return sorted(found)
-
-
-def _values(modules: Sequence[nn.Module]) -> list[str]:
-    """Numbers and words that modules of the user's own hold beside their tensors, such as a factor that `forward` reads."""
-    plain = vars(nn.Module())
-    return [
-        f"{i}.{name} = {value!r}"
-        for i, module in enumerate(modules)
-        if not _vouched(type(module))
-        for name, value in sorted(vars(module).items())
-        if name not in plain and _is_plain(value)
-    ]
-
-
-def _vouched(kind: type) -> bool:
-    """Whether the version of fedfill or of a package says what it does."""
-    return kind.__module__.split(".")[0] in _VOUCHED
-
-
-def _is_plain(value: Any) -> bool:
-    if isinstance(value, tuple | list):
-        return all(map(_is_plain, value))
-    return value is None or isinstance(value, bool | int | float | str | bytes)
-
-
-def _instructions(code: CodeType) -> str:
-    constants = [
-        # a set's order is another one in each process
-        _instructions(c)
-        if isinstance(c, CodeType)
-        else str(sorted(map(str, c)))
-        if isinstance(c, frozenset)
-        else str(c)
-        for c in code.co_consts
-    ]
-    return f"{code.co_code.hex()} {code.co_names} {code.co_varnames} {constants}"
-
-
-_VOUCHED = {"fedfill", "torch", "pydantic", "builtins", "abc", "typing"}
-
-
-def accuracy_by_round(records: Sequence[Mapping[str, Any]]) -> dict[int, float]:
-    """Accuracy on the test set of the rounds that were evaluated.
-
-    Args:
-        records: Of a run's rounds.
-
-    Returns:
-        Shares, by round from 1 on.
-    """
-    return {record["round"]: record["accuracy"] for record in records if "accuracy" in record}
-
-
-@dataclass(frozen=True)
-class Result:
-    """A finished run.
-
-    Attributes:
-        directory: Where it lies.
-        summary: The figures to quote, as in ``summary.json``.
-        rounds: One record for each round; those without an evaluation have no figure of one.
-        weights: The final global weights; of an algorithm with personal models all of these, as ``<client>.<name>``, where
-            they don't stay with their hosts.
-        resumed_after: Rounds that had been done before this call: all of them where the run was finished and only read.
-    """
-
-    directory: Path
-    summary: dict[str, Any]
-    rounds: list[dict[str, Any]]
-    weights: Weights
-    resumed_after: int = 0
-
-    @property
-    def curve(self) -> dict[int, float]:
-        """Accuracy on the test set by round, of the rounds that were evaluated."""
-        return accuracy_by_round(self.rounds)
-
-    @property
-    def was_finished(self) -> bool:
-        """Whether every round had been done before, so that nothing was trained."""
-        return self.resumed_after == len(self.rounds)
 
 
 def make_engine(prepared: Prepared, device: torch.device) -> Engine:
@@ -439,12 +305,6 @@ def _images(prepared: Prepared, server: Server) -> Samples | None:
     return prepared.algorithm.synthetic(server)
 
 
-def _machine(device: str) -> str:
-    """What it ran on, in a few words."""
-    kind = torch.cuda.get_device_name(device) if device.startswith("cuda") else f"{processors()} processors"
-    return f"{platform.machine()}, {kind}, torch {torch.__version__}"
-
-
 def _models(algorithm: Algorithm, server: Server, engine: Engine) -> Weights:
     """The global model, or everybody's own as ``<client>.<name>``; those that stay with their hosts are not to be had."""
     weights, states = algorithm.global_weights(server), engine.states()
@@ -500,92 +360,3 @@ def _restore(
     server.ledger = Ledger.restore(checkpoint["ledger"])
     server.costs = Costs(**checkpoint["costs"])
     return int(checkpoint["rounds"]), float(checkpoint["seconds"]), list(checkpoint.get("preparation", []))
-
-
-def selected(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The round that the validation splits choose: of the highest mean over clients, the first of several.
-
-    Args:
-        records: Of all rounds.
-
-    Returns:
-        ``selected_round``, and what that round has on the test data; nothing where no client has a validation split.
-    """
-    judged = [r for r in records if any(share is not None for share in r.get("validation_by_client", []))]
-    if not judged:
-        return {}
-    means = [statistics.fmean(share for share in r["validation_by_client"] if share is not None) for r in judged]
-    best = judged[means.index(max(means))]
-    figures = ("accuracy", "accuracy_by_client", "mean_client_accuracy")
-    return {
-        "selected_round": best["round"],
-        "selected_validation": max(means),
-        **{f"selected_{name}": best[name] for name in figures},
-    }
-
-
-def _when(record: dict[str, Any]) -> str:
-    return f"round {record['round']}" if "round" in record else f"preparation, step {record['step']}"
-
-
-def summarise(
-    prepared: Prepared,
-    server: Server,
-    preparation: list[dict[str, Any]],
-    records: list[dict[str, Any]],
-    seconds: float,
-    workers: int,
-    device: str,
-    weights: Weights,
-) -> dict[str, Any]:
-    """The figures to quote.
-
-    Args:
-        prepared: What was run.
-        server: After the last round.
-        preparation: Records of the steps before the first round.
-        records: Of all rounds.
-        seconds: In these steps and in rounds, evaluation included.
-        workers: Threads over clients.
-        device: Where it ran.
-        weights: Those of the result.
-
-    Returns:
-        The document of ``summary.json``.
-    """
-    experiment, last = prepared.experiment, records[-1]
-    judged = [record for record in records if "accuracy" in record]  # of rounds with an evaluation
-    best = max(judged, key=lambda record: (record["accuracy"], -record["round"]))
-    return {
-        "algorithm": experiment.algorithm,
-        "dataset": experiment.data,
-        "partition": experiment.partition,
-        "clients": experiment.clients,
-        "rounds": experiment.rounds,
-        "seed": experiment.seed,
-        "engine": experiment.engine,
-        "version": __version__,
-        "accuracy": last["accuracy"],
-        "loss": last["loss"],
-        "best_accuracy": best["accuracy"],
-        "best_round": best["round"],
-        **selected(records),
-        "accuracy_by_class": last["accuracy_by_class"],
-        "accuracy_by_client": last["accuracy_by_client"],
-        **{name: last[name] for name in FAIRNESS},
-        "bytes_up": server.costs.bytes_up,
-        "bytes_down": server.costs.bytes_down,
-        "bytes_by_handler": {name: {"down": down, "up": up} for name, (down, up) in server.costs.legs.items()},
-        "train_samples": server.costs.train_samples,
-        "seconds": round(seconds, 3),
-        "seconds_in_fit": round(server.costs.fit_seconds, 3),
-        "workers": workers,
-        "device": device,
-        "machine": _machine(device),
-        "weights_sha256": tree.sha256(weights),
-        **({"preparation": preparation} if preparation else {}),
-        "lost_replies": sum(len(record["lost"]) for record in (*preparation, *records)),
-        "warnings": [f"{_when(record)}: {text}" for record in (*preparation, *records) for text in record["warnings"]],
-        "notes": list(prepared.federation.notes),
-        "privacy": server.ledger.account(experiment.delta),
-    }

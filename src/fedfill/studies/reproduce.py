@@ -14,12 +14,14 @@ from typing import Any
 from filelock import FileLock
 
 from fedfill.errors import DivergedError, FedfillError, did_you_mean
-from fedfill.experiment import launch
-from fedfill.loop import INCIDENTAL, OnRound, Prepared, accuracy_by_round
-from fedfill.paper_table import KEPT, Entry, Reproduction, find_table, frame, read_entries, read_table, write
-from fedfill.preparation import arrange
+from fedfill.experiment.digest import INCIDENTAL
+from fedfill.experiment.loop import OnRound
+from fedfill.experiment.prepare import Prepared, arrange
+from fedfill.experiment.settings import whole_numbers
+from fedfill.experiment.summary import accuracy_by_round
 from fedfill.runs.directory import RunDirectory, writing
-from fedfill.settings import whole_numbers
+from fedfill.studies.run import launch
+from fedfill.studies.table import KEPT, Entry, Reproduction, find_table, frame, read_entries, read_table, write
 
 
 def reproduce(

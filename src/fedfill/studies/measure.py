@@ -17,14 +17,15 @@ from fedfill import __version__, tree
 from fedfill.algorithms import Algorithm, find, known_algorithms
 from fedfill.data.federation import Federation
 from fedfill.data.samples import Samples
-from fedfill.engines.host import make_resident
 from fedfill.engines.local import choose_device
+from fedfill.engines.runner import make_resident
 from fedfill.errors import FedfillError
-from fedfill.experiment import reopen
-from fedfill.loop import Prepared, Result, recorded, synthetic_images
-from fedfill.preparation import PYTHON
+from fedfill.experiment.loop import recorded, synthetic_images
+from fedfill.experiment.prepare import PYTHON, Prepared
+from fedfill.experiment.summary import Result
 from fedfill.runs.directory import RunDirectory, to_json, write_atomically, writing
 from fedfill.streams import torch_stream
+from fedfill.studies.run import reopen
 from fedfill.synthesis.measures import class_balance, features, frechet_distance, nearness, recognised
 
 

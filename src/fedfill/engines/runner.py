@@ -1,11 +1,11 @@
-"""The place where clients live: it runs their handlers by the contract's rules, whichever engine brought the message."""
+"""Runs clients' handlers by the protocol's rules, whichever engine brought the message."""
 
 from __future__ import annotations
 
 import functools
 import hashlib
 import time
-from collections.abc import Coroutine, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from fedfill import tree
 from fedfill.data.samples import Batch, Samples
 from fedfill.engines.allocator import keep_freed_memory
-from fedfill.engines.contract import Client, Message, State
-from fedfill.engines.exchange import Lost, Outcome, releases_of
 from fedfill.errors import ContractError
+from fedfill.protocol.client import Client, State
+from fedfill.protocol.messages import Lost, Message, Outcome, releases_of
 from fedfill.streams import secret_stream, torch_stream
-from fedfill.training.local import Fit, Fitted, Interrupted, LocalTraining, Resident, fit, make_optimizer, mini_batches
+from fedfill.training.fit import Fit, Fitted, Interrupted, LocalTraining, Resident, fit, make_optimizer, mini_batches
 from fedfill.tree import Tree, Weights
 
 LONE = "batch norm can't be trained on one sample, but buffers=frozen or a network without it can"
@@ -60,7 +60,7 @@ def warm_up() -> None:
     make_optimizer([nn.Parameter(torch.zeros(1))], LocalTraining())
 
 
-class Host:
+class ClientRunner:
     """Runs handlers; it keeps neither data nor states, so that each engine may keep them where it likes.
 
     Args:
@@ -158,6 +158,7 @@ class Host:
             initial=self._initial,
             seed=self._seed,
             resident=resident.load,
+            fit=fits,
             check=resident.check,
             batches=fits.batches,
             secret=secret if self._secret is not None else None,
@@ -167,7 +168,7 @@ class Host:
         resident.deadline = time.monotonic() + self._timeout if self._timeout is not None else float("inf")
         reply, error = None, None
         try:
-            reply = _drive(function(client, message), fits)
+            reply = function(client, message)
         except Interrupted:
             raise
         except Exception as raised:  # an error is a reply; its traceback stays attached
@@ -227,23 +228,6 @@ class _Fits:
                 yield batch
         finally:
             self.seconds += time.perf_counter() - start
-
-
-def _drive(handling: Coroutine[Fit, Fitted, Any], fits: _Fits) -> Any:
-    """Run a handler to its end, training whenever it waits; an error of the training is raised inside it."""
-    try:
-        request = handling.send(None)  # type: ignore[arg-type]  # a coroutine's first value is None
-        while True:
-            try:
-                fitted = fits(request)
-            except Exception as error:
-                request = handling.throw(error)
-            else:
-                request = handling.send(fitted)
-    except StopIteration as stop:
-        return stop.value
-    finally:
-        handling.close()
 
 
 def _unshared(kept: Tree, others: Tree) -> Tree:

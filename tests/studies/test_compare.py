@@ -15,8 +15,12 @@ from PIL import Image
 from scipy import stats
 
 import fedfill
-from fedfill import comparison
-from fedfill.comparison import (
+from fedfill.engines.local import LocalEngine
+from fedfill.errors import DivergedError, FedfillError
+from fedfill.experiment.prepare import Prepared, arrange
+from fedfill.experiment.summary import Result
+from fedfill.studies import compare as comparison
+from fedfill.studies.compare import (
     FIGURES,
     Comparison,
     Difference,
@@ -26,10 +30,6 @@ from fedfill.comparison import (
     parse_variant,
     unshared,
 )
-from fedfill.engines.local import LocalEngine
-from fedfill.errors import DivergedError, FedfillError
-from fedfill.loop import Prepared, Result
-from fedfill.preparation import arrange
 from fedfill.terminal import print_comparison
 
 TINY: dict[str, Any] = {"data": "digits", "clients": 4, "rounds": 2, "local_epochs": 1}

@@ -2,33 +2,58 @@
 
 from __future__ import annotations
 
-import copy
+import functools
 import re
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
 
-import torch
 from torch import nn
 
-from fedfill.algorithms import Algorithm, find
+from fedfill.algorithms import Algorithm, find, known_algorithms
 from fedfill.data.federation import Federation, federate
-from fedfill.data.images import first_line
-from fedfill.data.samples import normalise
 from fedfill.engines import require
 from fedfill.engines.allocator import keep_freed_memory
-from fedfill.engines.host import refuses_one_sample
-from fedfill.errors import FedfillError, checked
-from fedfill.loop import Prepared
-from fedfill.models.layers import draws_from, with_streams
+from fedfill.errors import FedfillError, checked, did_you_mean
+from fedfill.experiment.digest import digest
+from fedfill.experiment.settings import Experiment
+from fedfill.experiment.trial import copied, require_fit, with_lone_samples_noted
+from fedfill.models.layers import with_streams
 from fedfill.models.networks import ModelSettings, build
 from fedfill.models.pretrained import load
 from fedfill.models.views import require_parts, weights_of
-from fedfill.settings import Experiment, split_settings
-from fedfill.streams import derive, torch_stream
+from fedfill.streams import derive
+from fedfill.tree import Weights
 
 PYTHON = "python"
 """Stands in ``experiment.toml`` for what came from Python, where the name of its type may follow: ``python:Net``."""
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Everything that a run needs, checked, before anything is written.
+
+    Attributes:
+        experiment: With its settings resolved.
+        algorithm: With its settings resolved.
+        federation: The clients' data.
+        model: The network with its initial weights.
+        initial: These weights.
+    """
+
+    experiment: Experiment
+    algorithm: Algorithm
+    federation: Federation
+    model: nn.Module
+    initial: Weights
+
+    @functools.cached_property
+    def digest(self) -> str:
+        """Identifies the experiment: see `fedfill.experiment.digest`."""
+        return digest(
+            self.experiment.model_dump(), type(self.algorithm), self.model, self.federation.fingerprint, self.initial
+        )
 
 
 def prepare(
@@ -112,18 +137,18 @@ def prepare(
             raise FedfillError(
                 f"model: found {model!r}; allowed: a name of 'fedfill list models' or an instance of torch.nn.Module"
             )
-        network = with_streams(_copied(model))
+        network = with_streams(copied(model))
         if models:
             raise FedfillError(
                 f"model setting: found {', '.join(models)}; these go with the built-in networks, and the model is a module of your own"
             )
         if any(len(client.train) for client in federation.clients):
-            _require_fit(network, federation, settings.batch_size)
+            require_fit(network, federation, settings.batch_size)
     require_parts(network, settings.needs(), kind.name)
     sample = (federation.test if len(federation.test) else federation.sample).inputs[:1]
     settings = settings.resolved(rounds=experiment.rounds, model=network, inputs=sample)
     spare = (1 if kind.pooled else cohort) - experiment.min_replies
-    federation = _with_lone_samples_noted(network, federation, settings, sample, spare)
+    federation = with_lone_samples_noted(network, federation, settings, sample, spare)
     final = experiment.model_copy(
         update={
             "clients": len(federation.clients),
@@ -175,101 +200,6 @@ def _at_their_hosts(federation: Federation, experiment: Experiment) -> Federatio
     note = (
         "Personal models stay with their hosts: accuracy and loss are those of all own test splits together, each by its owner's "
         "model, and weights_sha256 is that of the shared model."
-    )
-    return replace(federation, notes=(*federation.notes, note))
-
-
-def _copied(model: nn.Module) -> nn.Module:
-    """A user's own network once more, so that theirs stays as it is."""
-    try:
-        return copy.deepcopy(model)
-    except Exception as error:  # whatever a foreign module may raise
-        raise FedfillError(
-            f"model: {type(model).__name__} can't be copied ({first_line(error)}); where it has "
-            "torch.nn.utils.weight_norm, use torch.nn.utils.parametrizations.weight_norm"
-        ) from error
-
-
-def _require_fit(model: nn.Module, federation: Federation, batch_size: int) -> None:
-    """Try a user's own network on a sample and on a mini-batch, so that a misfit shows before anything is written."""
-    name = type(model).__name__
-    try:
-        with torch.inference_mode():
-            found = list(model.eval()(normalise(federation.test.inputs[:1])).shape)  # a lazy layer gets its shape here
-        trained = [client.train for client in federation.clients if len(client.train)]
-        smallest = min(trained, key=len)[: max(batch_size, 2)]
-        # two of one: whether batch norm ever meets a lone sample is for the algorithm and its data to say
-        inputs = torch.cat([smallest.inputs, smallest.inputs]) if len(smallest) == 1 else smallest.inputs
-        draws = torch.get_rng_state()
-        trial = copy.deepcopy(model).train()
-        with draws_from(trial, torch_stream(0, "trial")):
-            scores = trial(normalise(inputs))
-        drew = not torch.equal(draws, torch.get_rng_state())
-        if scores.requires_grad:
-            scores.sum().backward()
-    except Exception as error:  # whatever a foreign module may raise
-        raise FedfillError(
-            f"model: {name} can't be evaluated on one sample of shape {list(federation.shape)} and trained on the mini-batch of the "
-            f"smallest client ({str(error).splitlines()[0] if str(error) else type(error).__name__})"
-        ) from error
-    if found != [1, federation.classes]:
-        raise FedfillError(
-            f"model: {name} makes scores of shape {found} for one sample; allowed: [1, {federation.classes}], one for each class"
-        )
-    if not scores.requires_grad:
-        raise FedfillError(
-            f"model: {name} has nothing to train; allowed: at least one parameter that requires a gradient"
-        )
-    if drew:
-        raise FedfillError(
-            f"model: {name} draws from torch's global generator in training, so that results would depend on the number of workers; "
-            "allowed: layers such as torch.nn.Dropout, which get a stream of their own"
-        )
-    hidden = {buffer for buffer, _ in model.named_buffers()} - model.state_dict().keys()
-    if hidden:
-        raise FedfillError(
-            f"model: {name} keeps '{min(hidden)}' as a buffer outside its state dict, where one client would find what another left; "
-            "allowed: persistent buffers"
-        )
-
-
-def _with_lone_samples_noted(
-    network: nn.Module, federation: Federation, settings: Algorithm, sample: torch.Tensor, spare: int
-) -> Federation:
-    """Look out for clients that train on one sample at a time, which a network with batch norm of single values can't do.
-
-    Where a round may lose more than `spare` of them, that is refused; where it can go on without them, a note counts them.
-    """
-    sizes = {i: len(client.train) for i, client in enumerate(federation.clients) if len(client.train)}
-    lone = [i for i, size in sizes.items() if min(size, settings.batch_size) == 1]
-    if not lone or settings.buffers == "frozen" or settings.unlabelled:
-        return federation
-    trial = copy.deepcopy(network).train()
-    try:
-        with torch.no_grad(), draws_from(trial, torch_stream(0, "trial")):
-            trial(normalise(sample))
-        return federation
-    except Exception as error:  # whatever a foreign module may raise
-        if not refuses_one_sample(error):
-            raise FedfillError(
-                f"model: {type(network).__name__} can't be trained on one sample ({first_line(error)}), and client "
-                f"{federation.client_names[lone[0]]} has mini-batches of one; allowed: two samples or more for each"
-            ) from error
-    some = ", ".join(federation.client_names[i] for i in lone[:3]) + (", ..." if len(lone) > 3 else "")
-    found = (
-        "batch_size=1"
-        if settings.batch_size == 1
-        else f"clients with one training sample: {len(lone)} of {len(sizes)} ({some})"
-    )
-    helps = "buffers=frozen, or a network without batch norm of single values, such as --model cnn2 for images"
-    if len(lone) > spare and not any(len(client.unlabelled) for client in federation.clients):
-        raise FedfillError(
-            f"model: the batch norm of this network can't be trained on one sample; found {found}; allowed: two "
-            f"samples or more for each client and mini-batch (data_fraction, labelled_per_client and the partition decide on them), {helps}"
-        )
-    note = (
-        f"On one labelled sample at a time the batch norm of this network can't be trained: {found}. Where a client has "
-        f"nothing else to train on, its reply is lost; what helps: {helps}."
     )
     return replace(federation, notes=(*federation.notes, note))
 
@@ -333,6 +263,40 @@ def arrange(
         algorithm=kind,
         federation=federation,
     )
+
+
+def split_settings(algorithm: type[Algorithm], values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Which settings are the algorithm's and which the model's.
+
+    Args:
+        algorithm: Its class.
+        values: By name; ``model.NAME`` is always the model's, and so is a name that only the model knows.
+
+    Returns:
+        The algorithm's and the model's.
+
+    Raises:
+        FedfillError: Where nobody knows a name.
+    """
+    own: dict[str, Any] = {}
+    models: dict[str, Any] = {}
+    for name, value in values.items():
+        if name.startswith("model."):
+            models[name.removeprefix("model.")] = value
+        elif name in algorithm.model_fields:
+            own[name] = value
+        elif name in ModelSettings.model_fields:
+            models[name] = value
+        else:
+            known = [*algorithm.model_fields, *ModelSettings.model_fields]
+            if owners := [other for other, kind in known_algorithms().items() if name in kind.model_fields]:
+                some = ", ".join(owners[:4]) + (" and others" if len(owners) > 4 else "")
+                raise FedfillError(
+                    f"setting: {algorithm.name} has no '{name}', which is a setting of {some}; "
+                    f"'fedfill list settings {algorithm.name}' has its own"
+                )
+            raise FedfillError(f"setting: {algorithm.name} has no '{name}'; {did_you_mean(name, known)}")
+    return own, models
 
 
 def _algorithm(algorithm: Any) -> type[Algorithm]:

@@ -17,11 +17,12 @@ from torch import nn
 
 from fedfill.algorithms import find, parse_variant
 from fedfill.errors import DivergedError, FedfillError
-from fedfill.experiment import launch
-from fedfill.loop import OnRound, Prepared, Result
-from fedfill.preparation import arrange
+from fedfill.experiment.loop import OnRound
+from fedfill.experiment.prepare import Prepared, arrange, split_settings
+from fedfill.experiment.settings import Experiment, over, whole_numbers
+from fedfill.experiment.summary import Result
 from fedfill.runs.directory import RunDirectory, write_atomically, writing
-from fedfill.settings import Experiment, over, split_settings, whole_numbers
+from fedfill.studies.run import launch
 from fedfill.training.evaluation import FAIRNESS
 
 FIGURES = ("accuracy", "best_accuracy", *FAIRNESS, "bytes_up", "bytes_down", "train_samples", "seconds")

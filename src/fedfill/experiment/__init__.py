@@ -1,0 +1,1 @@
+"""One run: settings, preparation, the loop over rounds, its summary."""

@@ -1,0 +1,104 @@
+"""What identifies an experiment: two runs of one digest end with the same bits, and a run goes on with no other."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import inspect
+import json
+import textwrap
+from collections.abc import Mapping, Sequence
+from types import CodeType, FunctionType
+from typing import Any
+
+from torch import nn
+
+from fedfill import __version__, tree
+from fedfill.tree import Weights
+
+INCIDENTAL = {"data_dir", "device", "workers", "ray_address", "gpus_per_worker", "min_replies", "reply_timeout"}
+"""What may be changed at a resume: where and how it runs, and how long it waits for whom."""
+
+
+_VOUCHED = {"fedfill", "torch", "pydantic", "builtins", "abc", "typing"}
+
+
+def digest(experiment: Mapping[str, Any], algorithm: type, model: nn.Module, fingerprint: str, initial: Weights) -> str:
+    """Identifies an experiment: version, settings, data, initial weights and code of the user's own, but not where it runs.
+
+    Args:
+        experiment: Its fields, resolved.
+        algorithm: Class of the algorithm.
+        model: The network.
+        fingerprint: Of the data and their division.
+        initial: The network's initial weights.
+
+    Returns:
+        16 hexadecimal digits.
+    """
+    # one that is none counts as absent: a new setting leaves the experiments that don't use it what they were
+    settings = {name: value for name, value in experiment.items() if name not in INCIDENTAL and value is not None}
+    modules = list(model.modules())
+    code = [repr(model), *_programs(algorithm, *map(type, modules)), *_values(modules)]
+    identity = [__version__, settings, fingerprint, tree.sha256(initial), code]
+    return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _programs(*classes: type) -> list[str]:
+    """The functions and the constants of classes that neither fedfill nor torch vouches for, their bases included."""
+    own = {base for kind in classes for base in kind.__mro__ if not _vouched(base)}
+    found = []
+    for kind in own:
+        for name, value in vars(kind).items():
+            parts = (value.fget, value.fset) if isinstance(value, property) else (getattr(value, "__func__", value),)
+            found += [f"{kind.__qualname__}.{name}: {_normalised(f)}" for f in parts if inspect.isfunction(f)]
+            if not name.startswith("__") and _is_plain(value):
+                found.append(f"{kind.__qualname__}.{name} = {value!r}")
+    return sorted(found)
+
+
+def _values(modules: Sequence[nn.Module]) -> list[str]:
+    """Numbers and words that modules of the user's own hold beside their tensors, such as a factor that `forward` reads."""
+    plain = vars(nn.Module())
+    return [
+        f"{i}.{name} = {value!r}"
+        for i, module in enumerate(modules)
+        if not _vouched(type(module))
+        for name, value in sorted(vars(module).items())
+        if name not in plain and _is_plain(value)
+    ]
+
+
+def _vouched(kind: type) -> bool:
+    """Whether the version of fedfill or of a package says what it does."""
+    return kind.__module__.split(".")[0] in _VOUCHED
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, tuple | list):
+        return all(map(_is_plain, value))
+    return value is None or isinstance(value, bool | int | float | str | bytes)
+
+
+def _normalised(function: FunctionType) -> str:
+    """The source of a function without comments, docstrings and layout: another patch version of Python reads the same.
+
+    Of code that has no source, such as text that was executed, the names and constants.
+    """
+    try:
+        parsed = ast.parse(textwrap.dedent(inspect.getsource(function)))
+    except (OSError, SyntaxError):
+        return _names(function.__code__)
+    for node in ast.walk(parsed):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef) and ast.get_docstring(node, clean=False) is not None:
+            node.body = node.body[1:] or [ast.Pass()]
+    return ast.dump(parsed)
+
+
+def _names(code: CodeType) -> str:
+    # a set's order is another one in each process
+    constants = [
+        _names(c) if isinstance(c, CodeType) else sorted(map(str, c)) if isinstance(c, frozenset) else str(c)
+        for c in code.co_consts
+    ]
+    return f"{code.co_names} {code.co_varnames} {constants}"

@@ -1,0 +1,156 @@
+"""The figures to quote of a run, and the finished run itself."""
+
+from __future__ import annotations
+
+import platform
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedfill import __version__, tree
+from fedfill.engines.local import processors
+from fedfill.experiment.prepare import Prepared
+from fedfill.protocol.server import Server
+from fedfill.training.evaluation import FAIRNESS
+from fedfill.tree import Weights
+
+
+def accuracy_by_round(records: Sequence[Mapping[str, Any]]) -> dict[int, float]:
+    """Accuracy on the test set of the rounds that were evaluated.
+
+    Args:
+        records: Of a run's rounds.
+
+    Returns:
+        Shares, by round from 1 on.
+    """
+    return {record["round"]: record["accuracy"] for record in records if "accuracy" in record}
+
+
+@dataclass(frozen=True)
+class Result:
+    """A finished run.
+
+    Attributes:
+        directory: Where it lies.
+        summary: The figures to quote, as in ``summary.json``.
+        rounds: One record for each round; those without an evaluation have no figure of one.
+        weights: The final global weights; of an algorithm with personal models all of these, as ``<client>.<name>``, where
+            they don't stay with their hosts.
+        resumed_after: Rounds that had been done before this call: all of them where the run was finished and only read.
+    """
+
+    directory: Path
+    summary: dict[str, Any]
+    rounds: list[dict[str, Any]]
+    weights: Weights
+    resumed_after: int = 0
+
+    @property
+    def curve(self) -> dict[int, float]:
+        """Accuracy on the test set by round, of the rounds that were evaluated."""
+        return accuracy_by_round(self.rounds)
+
+    @property
+    def was_finished(self) -> bool:
+        """Whether every round had been done before, so that nothing was trained."""
+        return self.resumed_after == len(self.rounds)
+
+
+def selected(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The round that the validation splits choose: of the highest mean over clients, the first of several.
+
+    Args:
+        records: Of all rounds.
+
+    Returns:
+        ``selected_round``, and what that round has on the test data; nothing where no client has a validation split.
+    """
+    judged = [r for r in records if any(share is not None for share in r.get("validation_by_client", []))]
+    if not judged:
+        return {}
+    means = [statistics.fmean(share for share in r["validation_by_client"] if share is not None) for r in judged]
+    best = judged[means.index(max(means))]
+    figures = ("accuracy", "accuracy_by_client", "mean_client_accuracy")
+    return {
+        "selected_round": best["round"],
+        "selected_validation": max(means),
+        **{f"selected_{name}": best[name] for name in figures},
+    }
+
+
+def _machine(device: str) -> str:
+    """What it ran on, in a few words."""
+    kind = torch.cuda.get_device_name(device) if device.startswith("cuda") else f"{processors()} processors"
+    return f"{platform.machine()}, {kind}, torch {torch.__version__}"
+
+
+def _when(record: dict[str, Any]) -> str:
+    return f"round {record['round']}" if "round" in record else f"preparation, step {record['step']}"
+
+
+def summarise(
+    prepared: Prepared,
+    server: Server,
+    preparation: list[dict[str, Any]],
+    records: list[dict[str, Any]],
+    seconds: float,
+    workers: int,
+    device: str,
+    weights: Weights,
+) -> dict[str, Any]:
+    """The figures to quote.
+
+    Args:
+        prepared: What was run.
+        server: After the last round.
+        preparation: Records of the steps before the first round.
+        records: Of all rounds.
+        seconds: In these steps and in rounds, evaluation included.
+        workers: Threads over clients.
+        device: Where it ran.
+        weights: Those of the result.
+
+    Returns:
+        The document of ``summary.json``.
+    """
+    experiment, last = prepared.experiment, records[-1]
+    judged = [record for record in records if "accuracy" in record]  # of rounds with an evaluation
+    best = max(judged, key=lambda record: (record["accuracy"], -record["round"]))
+    return {
+        "algorithm": experiment.algorithm,
+        "dataset": experiment.data,
+        "partition": experiment.partition,
+        "clients": experiment.clients,
+        "rounds": experiment.rounds,
+        "seed": experiment.seed,
+        "engine": experiment.engine,
+        "version": __version__,
+        "accuracy": last["accuracy"],
+        "loss": last["loss"],
+        "best_accuracy": best["accuracy"],
+        "best_round": best["round"],
+        **selected(records),
+        "accuracy_by_class": last["accuracy_by_class"],
+        "accuracy_by_client": last["accuracy_by_client"],
+        **{name: last[name] for name in FAIRNESS},
+        "bytes_up": server.costs.bytes_up,
+        "bytes_down": server.costs.bytes_down,
+        "bytes_by_handler": {name: {"down": down, "up": up} for name, (down, up) in server.costs.legs.items()},
+        "train_samples": server.costs.train_samples,
+        "seconds": round(seconds, 3),
+        "seconds_in_fit": round(server.costs.fit_seconds, 3),
+        "workers": workers,
+        "device": device,
+        "machine": _machine(device),
+        "weights_sha256": tree.sha256(weights),
+        **({"preparation": preparation} if preparation else {}),
+        "lost_replies": sum(len(record["lost"]) for record in (*preparation, *records)),
+        "warnings": [f"{_when(record)}: {text}" for record in (*preparation, *records) for text in record["warnings"]],
+        "notes": list(prepared.federation.notes),
+        "privacy": server.ledger.account(experiment.delta),
+    }

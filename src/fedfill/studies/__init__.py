@@ -1,0 +1,1 @@
+"""What is made of runs: one, a comparison, a paper's table, measures of synthetic images."""
