@@ -91,10 +91,10 @@ class Run:
 
 def prepare(algorithm: Algorithm, server: Server) -> None:
     """All steps before the first round."""
-    steps = algorithm.preparations()
+    steps = algorithm.pretraining_steps()
     for step in range(steps):
         server.begin(step - steps)
-        algorithm.prepare(server, step)
+        algorithm.pretrain(server, step)
 
 
 def run_rounds(

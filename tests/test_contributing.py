@@ -9,8 +9,8 @@ import pytest
 import torch
 from tests.helpers import run_rounds, scripted
 
+from fedfill.algorithms import Update
 from fedfill.algorithms._base import _registry
-from fedfill.algorithms.fedavg import Update
 from fedfill.algorithms.fedvae import FedVAE
 
 

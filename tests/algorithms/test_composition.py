@@ -9,8 +9,8 @@ from tests.helpers import TINY_GAN, run_rounds, scripted, small_federation
 from torch import Tensor
 
 import fedfill
-from fedfill.algorithms import find, known_algorithms, parse_variant
-from fedfill.algorithms.fedavg import FedAvg, Update
+from fedfill.algorithms import Update, find, known_algorithms, parse_variant
+from fedfill.algorithms.fedavg import FedAvg
 from fedfill.algorithms.feddpms import FedDPMS
 from fedfill.algorithms.fedmix import FedMix
 from fedfill.algorithms.fedprox import FedProx
@@ -88,7 +88,12 @@ class One(torch.nn.Module):
     ("aggregation", "start", "replies", "expected"),
     [
         # 10 - (6 + 3) / (1 + 2)
-        ("qffl", 10.0, [Update({"w": torch.tensor([6.0])}, 1, 1.0), Update({"w": torch.tensor([3.0])}, 999, 2.0)], 7.0),
+        (
+            "qffl",
+            10.0,
+            [Update({"w": torch.tensor([6.0])}, 1, scale=1.0), Update({"w": torch.tensor([3.0])}, 999, scale=2.0)],
+            7.0,
+        ),
         # 0 + (1 + 3) / 2
         (
             "dpfedavg:noise_multiplier=1e-9",

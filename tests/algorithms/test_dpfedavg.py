@@ -4,8 +4,9 @@ import pytest
 import torch
 from tests.helpers import run_rounds, scripted, start_of
 
+from fedfill.algorithms import Update
 from fedfill.algorithms.dpfedavg import DPFedAvg
-from fedfill.algorithms.fedavg import FedAvg, Update
+from fedfill.algorithms.fedavg import FedAvg
 from fedfill.algorithms.feddpgan import FedDPGAN
 from fedfill.algorithms.feddpms import FedDPMS
 from fedfill.algorithms.fedmix import FedMix

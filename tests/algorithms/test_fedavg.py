@@ -4,7 +4,8 @@ import pytest
 import torch
 from tests.helpers import run_rounds, scripted
 
-from fedfill.algorithms.fedavg import Broadcast, FedAvg, Update
+from fedfill.algorithms import Broadcast, Update
+from fedfill.algorithms.fedavg import FedAvg
 
 
 def test_round_is_the_sample_weighted_mean_by_hand():

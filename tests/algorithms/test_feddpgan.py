@@ -10,7 +10,7 @@ import torch
 from tests.helpers import CLASSES, TINY_GAN, prepare, run_rounds, scripted
 
 import fedfill
-from fedfill.algorithms.fedavg import Update
+from fedfill.algorithms import Update
 from fedfill.algorithms.feddpgan import FedDPGAN, Own
 from fedfill.errors import FedfillError
 from fedfill.privacy.accountant import replaced_epsilon
@@ -58,8 +58,8 @@ def test_everybody_starts_from_one_gan_and_trains_it():
     seen = []
 
     class Watched(FedDPGAN):
-        def prepare(self, server: Any, step: int) -> None:
-            super().prepare(server, step)
+        def pretrain(self, server: Any, step: int) -> None:
+            super().pretrain(server, step)
             seen.append(server.state.gan)
 
     server = run_rounds(Watched(**QUICK), 1, participation=0.5)

@@ -5,7 +5,7 @@ import torch
 from tests.helpers import run_rounds, scripted, start_of
 from torch import nn
 
-from fedfill.algorithms.fedavg import Update
+from fedfill.algorithms import Update
 from fedfill.algorithms.feddyn import FedDyn
 from fedfill.errors import FedfillError
 

@@ -5,7 +5,8 @@ import torch
 from tests.helpers import run_rounds, scripted, start_of
 from torch import nn
 
-from fedfill.algorithms.fedavg import FedAvg, Update
+from fedfill.algorithms import Update
+from fedfill.algorithms.fedavg import FedAvg
 from fedfill.algorithms.fednova import FedNova, effective_steps
 from fedfill.algorithms.qffl import QFFL
 from fedfill.training.fit import LocalTraining
@@ -63,7 +64,9 @@ def test_with_equal_steps_it_is_fedavg():
 def test_a_reply_without_its_number_is_left_out_of_the_mean(kind: type, wrong: float | None):
     """It is not this program's: else it would end the run, or count with a weight that nobody told."""
     server, engine = scripted(clients=3, weights={"w": torch.tensor([0.0])})
-    engine.script["train"] = lambda i, message, t: Update({"w": torch.tensor([float(i)])}, 10, wrong if i == 2 else 1.0)
+    engine.script["train"] = lambda i, message, t: Update(
+        {"w": torch.tensor([float(i)])}, 10, scale=wrong if i == 2 else 1.0
+    )
     kind().round(server, 0)
     assert [lost["client"] for lost in server.lost] == [2]
     assert torch.isfinite(server.state.weights["w"]).all()

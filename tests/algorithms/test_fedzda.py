@@ -161,7 +161,7 @@ def test_the_server_inverts_each_model_and_trains_the_average():
 
 def test_the_server_inverts_the_clients_models_and_not_their_average(inverted: list[torch.Tensor]):
     run = Run(FedZDAS(**QUICK, start_round=0), WIDE, workers=1, participation=1.0, rounds=1)
-    replies = {i: ZeroShotUpdate(weights_of(model_of(i)), 10, None, None, None, None) for i in (3, 1)}
+    replies = {i: ZeroShotUpdate(weights_of(model_of(i)), 10, None, None) for i in (3, 1)}
     made = run.algorithm.invert_models(run.server, replies)
     run.engine.close()
     assert len(made) == 2 * CLASSES
@@ -277,7 +277,7 @@ def test_a_client_without_a_model_to_invert_is_left_out():
     server, _ = scripted(clients=3, weights={"w": torch.zeros(2)})
     model = {"w": torch.ones(2)}
     sent = [model, {"x": torch.ones(2)}, None]
-    replies = {i: ZeroShotUpdate(model, 10, 1.0, None, beside, None) for i, beside in enumerate(sent)}
+    replies = {i: ZeroShotUpdate(model, 10, beside, None, scale=1.0) for i, beside in enumerate(sent)}
     assert list(FedZDAS(aggregation="qffl").models_of(server, replies)) == [0]
     assert [lost["client"] for lost in server.lost] == [1, 2]
     assert list(FedZDAS().models_of(server, replies)) == [0, 1, 2]  # nobody asked for it

@@ -7,7 +7,8 @@ import torch
 from tests.helpers import bars, run_rounds, scripted
 from torch import nn
 
-from fedfill.algorithms.fedavg import FedAvg, Update
+from fedfill.algorithms import Update
+from fedfill.algorithms.fedavg import FedAvg
 from fedfill.algorithms.naivemix import Means, NaiveMix, SharedMeans, group_means
 from fedfill.data.samples import Batch, Samples
 from fedfill.protocol.client import State

@@ -9,7 +9,8 @@ from tests.helpers import bars, run_rounds, scripted, start_of
 from torch import nn
 
 import fedfill
-from fedfill.algorithms.fedavg import FedAvg, Update
+from fedfill.algorithms import Update
+from fedfill.algorithms.fedavg import FedAvg
 from fedfill.algorithms.qffl import QFFL
 from fedfill.errors import FedfillError
 from fedfill.training.fit import LocalTraining

@@ -5,7 +5,8 @@ import torch
 from tests.helpers import run_rounds, scripted, start_of
 from torch import nn
 
-from fedfill.algorithms.fedavg import FedAvg, Update
+from fedfill.algorithms import Update
+from fedfill.algorithms.fedavg import FedAvg
 from fedfill.algorithms.scaffold import Scaffold
 from fedfill.errors import FedfillError
 from fedfill.training.fit import LocalTraining

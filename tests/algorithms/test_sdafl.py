@@ -68,11 +68,11 @@ class World:
         self.sure: Callable[[int, int], int | None] = lambda i, t: i
         conditional = self.algorithm.conditional
         self.engine.script = {
-            "pretrain": lambda i, message, t: Pretrained(message.iterations),
+            "pretrain_gan": lambda i, message, t: Pretrained(message.iterations),
             "upload": lambda i, message, t: Images(
                 bars(N, [i], i).inputs, torch.full((N,), i) if conditional else None
             ),
-            "train_aided": lambda i, message, t: AidedUpdate(sure_of(self.sure(i, t)), 10, None, None, None),
+            "train_aided": lambda i, message, t: AidedUpdate(sure_of(self.sure(i, t)), 10, None),
         }
 
     def prepare(self) -> World:
@@ -92,11 +92,11 @@ class World:
 
 def test_before_the_first_round_gans_in_chunks_and_then_images_in_the_order_of_clients():
     world = World().prepare()
-    sent = [(t, name, m.iterations) for t, name, i, m in world.engine.sent if i == 0 and name == "pretrain"]
+    sent = [(t, name, m.iterations) for t, name, i, m in world.engine.sent if i == 0 and name == "pretrain_gan"]
     assert sent == [
-        (-4, "pretrain", 2),
-        (-3, "pretrain", 4),
-        (-2, "pretrain", 5),
+        (-4, "pretrain_gan", 2),
+        (-3, "pretrain_gan", 4),
+        (-2, "pretrain_gan", 5),
     ]  # sums, so that a lost one is made up for
     assert [(t, m.images) for t, name, i, m in world.engine.sent if i == 0 and name == "upload"] == [(-1, N)]
     pool, owners = world.server.state.pool, world.server.state.owners
@@ -184,7 +184,7 @@ def test_the_average_is_uniform_by_default():
 
 def test_where_the_aggregation_is_sent_something_else_the_model_beside_it_labels():
     world = World(aggregation="fednova").prepare()
-    world.engine.script["train_aided"] = lambda i, m, t: AidedUpdate(sure_of(3), 10, 1.0, None, sure_of(i))
+    world.engine.script["train_aided"] = lambda i, m, t: AidedUpdate(sure_of(3), 10, sure_of(i), scale=1.0)
     world.round(0)
     assert world.labels == [[0] * N, [1] * N, [2] * N]
 
@@ -193,7 +193,7 @@ def test_where_the_aggregation_is_sent_something_else_the_model_beside_it_labels
 def test_a_model_that_is_none_labels_nothing(model: Any):
     world = World(aggregation="fednova").prepare()
     world.engine.script["train_aided"] = lambda i, m, t: AidedUpdate(
-        sure_of(3), 10, 1.0, None, model if i == 1 else sure_of(i)
+        sure_of(3), 10, model if i == 1 else sure_of(i), scale=1.0
     )
     world.round(0)
     assert world.labels == [[0] * N, [-1] * N, [2] * N]
@@ -433,8 +433,8 @@ def test_labels_are_those_of_the_owners_model_in_a_real_run():
 
 def test_clients_let_go_of_their_gans_and_hold_the_pool():
     server = run_rounds(SDAFL(**QUICK, tau=0.0), 4, participation=0.5)
-    assert server.state.holders == sorted(server.client_states)
-    for i in server.state.holders:
+    assert server.state.delivered.clients == sorted(server.client_states)
+    for i in server.state.delivered.clients:
         state = server.client_states[i]
         assert state["gan"] is None
         assert torch.equal(state["pool"], server.state.pool.inputs)
@@ -444,7 +444,7 @@ def test_bytes_by_hand():
     server = run_rounds(SDAFL(**QUICK, tau=0.0), 2)
     model = 4 * sum(tensor.numel() for tensor in server.state.weights.values())
     assert server.costs.legs == {
-        "pretrain": [4 * 2 * 8, 4 * 2 * 8],  # two chunks
+        "pretrain_gan": [4 * 2 * 8, 4 * 2 * 8],  # two chunks
         "upload": [4 * 8, 4 * 6 * 64],
         "train_aided": [4 * (2 * model + 24 * 64 + 24), 4 * 2 * (model + 8)],  # images first, labels second
     }
@@ -476,9 +476,7 @@ def test_sdafl_ac_asks_for_classes_by_their_shares_and_says_which_image_is_of_wh
         id=0, round=-1, data=bars(40, [2] * 7 + [3], 0), classes=CLASSES, state=State(algorithm.client_state()), initial={},
         seed=0, resident=lambda weights: net(),
     )  # fmt: skip
-    with pytest.raises(StopIteration) as finished:
-        algorithm.upload(client, ImagesRequest(800)).send(None)
-    reply = finished.value.value
+    reply = algorithm.upload(client, ImagesRequest(800))
     assert torch.equal(reply.labels, asked[0])
     counts = torch.bincount(reply.labels, minlength=CLASSES).tolist()
     assert counts[:2] == [0, 0]
@@ -628,7 +626,7 @@ def test_a_client_that_is_stopped_stops_in_mid_training():
         resident=lambda weights: net(), check=check,
     )  # fmt: skip
     with pytest.raises(Stopped):
-        algorithm.pretrain(client, Pretrain(3)).send(None)
+        algorithm.pretrain_gan(client, Pretrain(3))
 
 
 # Whole runs

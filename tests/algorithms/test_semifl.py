@@ -11,8 +11,7 @@ from tests.helpers import bars, run_rounds, scripted, small_federation
 from torch import nn
 
 import fedfill
-from fedfill.algorithms import semifl
-from fedfill.algorithms.fedavg import Broadcast
+from fedfill.algorithms import Broadcast, semifl
 from fedfill.algorithms.semifl import Labelled, SemiFL, Trained, recomputed, sound, statistics_of
 from fedfill.data.samples import Batch, Samples, draw
 from fedfill.errors import FedfillError, checked
@@ -20,7 +19,7 @@ from fedfill.models.networks import ModelSettings, build
 from fedfill.protocol.client import Client, State
 from fedfill.streams import numpy_stream
 from fedfill.training.aggregation import weighted_mean
-from fedfill.training.fit import Context, Fit
+from fedfill.training.fit import Context, Fit, Fitted
 from fedfill.training.mixup import draw_lambda
 from fedfill.training.pseudo_labels import predicted
 
@@ -105,12 +104,17 @@ def asked(scores: torch.Tensor, tau: float) -> Any:
     """What a client does: the request for training that it makes, or its reply where it makes none."""
     client = Client(
         id=0, round=0, data=Samples(scores[:1], torch.tensor([0])), classes=2, state=State({}), initial={}, seed=0,
-        resident=lambda weights: nn.Identity(), unlabelled=Samples(scores, torch.full((len(scores),), -1)),
+        resident=lambda weights: nn.Identity(), fit=stop_at, unlabelled=Samples(scores, torch.full((len(scores),), -1)),
     )  # fmt: skip
     try:
-        return SemiFL(tau=tau).train_confident(client, Broadcast({})).send(None)
-    except StopIteration as finished:
-        return finished.value
+        return SemiFL(tau=tau).train_confident(client, Broadcast({}))
+    except StopIteration as stopped:
+        return stopped.value
+
+
+def stop_at(request: Fit) -> Fitted:
+    """In place of a training: the handler ends here."""
+    raise StopIteration(request)
 
 
 def test_who_is_not_sure_of_two_samples_drops_out(monkeypatch: pytest.MonkeyPatch):
@@ -293,7 +297,7 @@ def test_what_makes_no_sense_stays_out_of_the_pool(bad: Samples):
 
     engine.script["share"] = share
     server.begin(-1)
-    SemiFL().prepare(server, 0)
+    SemiFL().pretrain(server, 0)
     assert sorted(calls) == [0, 0, 1, 1, 1, 2]
     assert server.state.pool.labels.tolist() == [*GOOD.labels.tolist(), *GOOD.labels.tolist()]
     assert server.warnings == ["the server's pool is without the labelled samples of client 1"]

@@ -389,7 +389,7 @@ MISCHIEF = '''
 import time
 
 from fedfill.algorithms.fedavg import Broadcast, FedAvg, Update
-from fedfill.engines.contract import client_handler
+from fedfill.protocol.client import client_handler
 
 
 class Mischief(FedAvg):

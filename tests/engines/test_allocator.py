@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 
 from fedfill.engines import allocator
-from fedfill.experiment import prepare as preparation
 from fedfill.experiment.settings import Experiment
+from fedfill.studies.run import prepare as preparation
 
 PROGRAM = "from fedfill.engines.allocator import keep_freed_memory; print(keep_freed_memory())"
 

@@ -16,8 +16,8 @@ from tests.engines.in_process import InProcessEngine, hosts
 from tests.helpers import CLASSES, TINY_GAN, prepare, run_rounds, small_federation
 
 from fedfill import tree
-from fedfill.algorithms import Algorithm
-from fedfill.algorithms.fedavg import Broadcast, FedAvg, Update
+from fedfill.algorithms import Algorithm, Broadcast, Update
+from fedfill.algorithms.fedavg import FedAvg
 from fedfill.algorithms.feddpms import FedDPMS
 from fedfill.algorithms.fedmix import FedMix
 from fedfill.algorithms.local import Local
@@ -143,11 +143,11 @@ def test_a_server_that_was_killed_before_the_first_round_does_its_last_step_agai
     def moment(t: int) -> None:
         world.server.begin(t)
         if t < 0:
-            world.algorithm.prepare(world.server, t + world.algorithm.preparations())
+            world.algorithm.pretrain(world.server, t + world.algorithm.pretraining_steps())
         else:
             world.algorithm.round(world.server, t)
 
-    assert world.algorithm.preparations() == 3
+    assert world.algorithm.pretraining_steps() == 3
     for t in range(-3, killed_in):
         moment(t)
     checkpoint = tree.to_bytes(world.server.state.tree())

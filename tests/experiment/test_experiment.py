@@ -26,7 +26,8 @@ from torch import nn
 
 import fedfill
 from fedfill import tree
-from fedfill.algorithms.fedavg import Broadcast, FedAvg
+from fedfill.algorithms import Broadcast
+from fedfill.algorithms.fedavg import FedAvg
 from fedfill.algorithms.fraug import FRAug
 from fedfill.data.federation import federate
 from fedfill.engines.local import LocalEngine
@@ -1012,13 +1013,13 @@ class Rehearsed(FedAvg):
 
     name = "rehearsed"
 
-    def preparations(self) -> int:
+    def pretraining_steps(self) -> int:
         return 3
 
     def server_state(self, initial: tree.Weights) -> dict[str, tree.Tree]:
         return {**super().server_state(initial), "drawn": []}
 
-    def prepare(self, server: Server, step: int) -> None:
+    def pretrain(self, server: Server, step: int) -> None:
         replies = server.call([0, 2], self.train, Broadcast(server.state.weights))
         assert server.round == step - 3
         server.state.drawn = [*server.state.drawn, float(torch.rand((), generator=server.stream("drawn")))]

@@ -2,36 +2,37 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, get_args, get_type_hints
 
 import pytest
 
 from fedfill.algorithms import known_algorithms
 from fedfill.engines.flower_messages import handlers_of
+from fedfill.protocol.messages import Part
 
 UNBOUNDED, INDEPENDENT, AT_RUN_TIME = "no guarantee", "independent of the client's data", "decided by the handler"
 
 CONTRIBUTED = {"weights": UNBOUNDED, "samples": UNBOUNDED, "scale": UNBOUNDED, "control": UNBOUNDED}
 TABLE: dict[str, dict[str, str]] = {
-    "fedavg.Update": CONTRIBUTED,
+    "_composition.Update": CONTRIBUTED,
     "central.Trained": {"weights": UNBOUNDED},
     "local.Turn": {},
     "feddpms.PreliminaryReply": {**CONTRIBUTED, "decoder": UNBOUNDED},
     "feddpms.Scarce": {"classes": UNBOUNDED},
     "feddpms.SecondaryReply": {
-        **CONTRIBUTED, "benefited": INDEPENDENT, "classes": UNBOUNDED, "counts": AT_RUN_TIME, "codes": AT_RUN_TIME,
-        "acceptance": AT_RUN_TIME,
+        **CONTRIBUTED, "benefited": INDEPENDENT, "shared.classes": UNBOUNDED, "shared.counts": AT_RUN_TIME,
+        "shared.codes": AT_RUN_TIME, "acceptance": AT_RUN_TIME,
     },
     "naivemix.SharedMeans": {"means": UNBOUNDED},
     "fedzda.ZeroShotUpdate": {**CONTRIBUTED, "model": UNBOUNDED, "losses": INDEPENDENT},
-    "fraug.SharedUpdate": {"weights": UNBOUNDED, "samples": UNBOUNDED, "generator": UNBOUNDED},
+    "fraug.SharedUpdate": {**CONTRIBUTED, "generator": UNBOUNDED},
     "feddpgan.Own": {"generator": AT_RUN_TIME, "critic": AT_RUN_TIME},
     "sdafl.Pretrained": {"iterations": INDEPENDENT},
     "sdafl.Images": {"inputs": AT_RUN_TIME, "labels": UNBOUNDED},
     "sdafl.AidedUpdate": {**CONTRIBUTED, "model": UNBOUNDED},
     "semifl.Labelled": {"samples": UNBOUNDED, "unlabelled": UNBOUNDED},
-    "semifl.Trained": {"weights": UNBOUNDED, "samples": UNBOUNDED},
+    "semifl.Trained": CONTRIBUTED,
     "semifl.Statistics": {"statistics": UNBOUNDED, "samples": UNBOUNDED},
 }  # fmt: skip
 """By message and field, for every reply of every algorithm."""
@@ -56,12 +57,21 @@ def declared(kind: Any, field: str) -> str:
     return INDEPENDENT
 
 
+def declarations(kind: Any, path: str = "") -> Iterator[tuple[str, str]]:
+    """Of every field, and of those of the typed parts within."""
+    for name, hint in get_type_hints(kind).items():
+        inner = [part for part in (hint, *get_args(hint)) if isinstance(part, type) and issubclass(part, Part)]
+        if name == "declared":
+            continue
+        if inner:
+            yield from declarations(inner[0], f"{path}{name}.")
+        else:
+            yield f"{path}{name}", declared(kind, name)
+
+
 @pytest.mark.parametrize("name", sorted(OURS))
 def test_every_field_is_declared_as_in_the_table(name: str) -> None:
-    found = {
-        message: {field.name: declared(kind, field.name) for field in fields(kind)}
-        for message, kind in replies(name).items()
-    }
+    found = {message: dict(declarations(kind)) for message, kind in replies(name).items()}
     assert found == {message: TABLE[message] for message in found}
 
 

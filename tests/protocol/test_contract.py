@@ -17,8 +17,8 @@ from tests.helpers import small_federation
 from torch import Tensor, nn
 
 from fedfill import tree
-from fedfill.algorithms import Algorithm
-from fedfill.algorithms.fedavg import Broadcast, FedAvg
+from fedfill.algorithms import Algorithm, Broadcast
+from fedfill.algorithms.fedavg import FedAvg
 from fedfill.algorithms.fedbn import FedBN
 from fedfill.algorithms.fraug import FRAug
 from fedfill.algorithms.local import Local

@@ -1,14 +1,15 @@
 """One file per algorithm. What they share is in `_base` and, for those that compose, in `_composition`."""
 
 from fedfill.algorithms._base import Algorithm, find, known_algorithms, parse_variant
-from fedfill.algorithms._composition import CONTRIBUTED, Composable, Contribution, Start
+from fedfill.algorithms._composition import Broadcast, Composable, Contribution, Start, Update
 
 __all__ = [
-    "CONTRIBUTED",
     "Algorithm",
+    "Broadcast",
     "Composable",
     "Contribution",
     "Start",
+    "Update",
     "find",
     "known_algorithms",
     "parse_variant",

@@ -143,11 +143,11 @@ class Algorithm(BaseModel):
         """First values of every ``client.state``."""
         return {}
 
-    def preparations(self) -> int:
+    def pretraining_steps(self) -> int:
         """Steps of `prepare` before the first round; a run that is killed goes on behind the last one that was finished."""
         return 0
 
-    def prepare(self, server: Server, step: int) -> None:
+    def pretrain(self, server: Server, step: int) -> None:
         """One step of what comes before the first round, and leaves the global model as it is.
 
         Args:

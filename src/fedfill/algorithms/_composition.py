@@ -8,30 +8,62 @@ drift is a subclass of FedAvg that overrides a few of `Composable`'s methods.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Self
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any, ClassVar, Self, TypeVar
 
 from pydantic import BeforeValidator, PlainSerializer, ValidationInfo
 from torch import Tensor, nn
 
 from fedfill.algorithms._base import Algorithm, find, known_algorithms, parse_variant
 from fedfill.data.samples import Samples
-from fedfill.errors import FedfillError, checked, did_you_mean
+from fedfill.errors import ContractError, FedfillError, checked, did_you_mean
 from fedfill.models.views import trainable
-from fedfill.privacy.ledger import unbounded
+from fedfill.privacy.ledger import Release, unbounded
 from fedfill.protocol.client import BoundHandler, Client
 from fedfill.protocol.messages import Message
 from fedfill.protocol.server import Server
 from fedfill.training.fit import LocalTraining, Loss
 from fedfill.tree import Tree, Weights
 
-CONTRIBUTED = {
-    "weights": unbounded("model update, sent as it is"),
-    "samples": unbounded("number of samples, sent as it is"),
-    "scale": unbounded("a number of the local training, sent as it is"),
-    "control": unbounded("correction of the local training, sent as it is"),
-}
-"""What the fields of a reply release that hold a `Contribution`, for the ``declared`` of its class."""
+
+@dataclass(frozen=True)
+class Broadcast(Message):
+    """Server to client: the shared tensors of the model, and what the local objective needs beside them.
+
+    Attributes:
+        weights: By the names of the model.
+        control: By the names of parameters; `Composable.gather` fills it in.
+    """
+
+    weights: Weights
+    control: Weights | None = field(default=None, kw_only=True)
+
+
+@dataclass(frozen=True)
+class Update(Message):
+    """Client to server: what one local training brings.
+
+    Attributes:
+        weights: The shared tensors, as the aggregation wants them; FedAvg takes the trained ones as they are.
+        samples: Number of samples behind them.
+        scale: A number of the aggregation's.
+        control: What the local objective sends beside the model.
+    """
+
+    declared: ClassVar[Mapping[str, Release]] = {
+        "weights": unbounded("model update, sent as it is"),
+        "samples": unbounded("number of samples, sent as it is"),
+        "scale": unbounded("a number of the local training, sent as it is"),
+        "control": unbounded("correction of the local training, sent as it is"),
+    }
+
+    weights: Weights
+    samples: int
+    scale: float | None = field(default=None, kw_only=True)
+    control: Weights | None = field(default=None, kw_only=True)
+
+
+U = TypeVar("U", bound=Update)
 
 
 @dataclass(frozen=True)
@@ -61,21 +93,29 @@ class Start:
 
 @dataclass(frozen=True)
 class Contribution:
-    """What one local training brings to the server.
+    """What one local training brought.
 
     Attributes:
-        weights: The shared tensors, as the aggregation wants them.
-        samples: How many there were.
-        scale: The aggregation's number for this client.
-        control: What the local objective sends beside them.
-        trained: All trained tensors as they are; they stay with the client.
+        update: What the aggregation and the local objective send.
+        trained: The shared tensors as they were trained.
+        beside: The tensors that were trained along.
     """
 
-    weights: Weights
-    samples: int
-    scale: float | None
-    control: Weights | None
+    update: Update
     trained: Weights
+    beside: Weights
+
+    def reply(self, kind: type[U], **more: Any) -> U:
+        """The message to send.
+
+        Args:
+            kind: `Update`, or a message that extends it.
+            **more: Its further fields, and those that it has otherwise.
+
+        Returns:
+            A message of this kind.
+        """
+        return kind(**{**vars(self.update), **more})
 
 
 def _method(given: Any, info: ValidationInfo) -> Any:
@@ -202,7 +242,8 @@ class Composable(Algorithm):
                     f"{axis}: found {getattr(self, axis).name} with {self.name}, which has its own; allowed: none"
                 )
         for method in filter(None, (self, self.local, self.aggregation)):
-            method.check_host(self)
+            method.check_compatible(self)
+        self._check_states()
         resolved = super().resolved(rounds=rounds, model=model, inputs=inputs)
         if self.aggregation is None:
             return resolved
@@ -210,7 +251,18 @@ class Composable(Algorithm):
             update={"aggregation": self.aggregation.model_copy(update={"buffers": self.buffers})}
         )
 
-    def check_host(self, host: Composable) -> None:
+    def _check_states(self) -> None:
+        """Refuse two parts of a composition that keep something under the same name: one would silently win."""
+        parts = [self.model_copy(update={"local": None, "aggregation": None}), self.local, self.aggregation]
+        owners: dict[tuple[str, str], str] = {}
+        for part in filter(None, parts):
+            for side, state in (("server", part.server_state({})), ("client", part.client_state())):
+                for key in state.keys() - {"weights"}:
+                    other = owners.setdefault((side, key), part.name)
+                    if other != part.name:
+                        raise ContractError(f"{other} and {part.name} both keep '{key}' in {side}.state; rename one")
+
+    def check_compatible(self, host: Composable) -> None:
         """Refuse to be the local objective or the aggregation of an algorithm with settings that make no sense with it.
 
         Args:
@@ -316,8 +368,7 @@ class Composable(Algorithm):
     def contribute(
         self,
         client: Client,
-        weights: Weights,
-        control: Weights | None,
+        message: Broadcast,
         loss: Loss,
         *,
         data: Samples | None = None,
@@ -328,8 +379,7 @@ class Composable(Algorithm):
 
         Args:
             client: Who trains.
-            weights: The shared tensors, as received.
-            control: What the server sent beside them.
+            message: As received, or with other tensors to start from.
             loss: The algorithm's own loss.
             data: Training samples; None: the client's own.
             beside: Tensors that are trained along and have no part in the aggregation.
@@ -339,7 +389,8 @@ class Composable(Algorithm):
             What to send, and the trained tensors.
         """
         own = client.data if data is None else data
-        start = Start(client, own, weights, control, self.training(client.round), self.draws_beside)
+        weights = message.weights
+        start = Start(client, own, weights, message.control, self.training(client.round), self.draws_beside)
         objective = self.objective_of.objective(start, loss)
         fitted = client.fit(
             {**weights, **(beside or {})},
@@ -349,17 +400,18 @@ class Composable(Algorithm):
             samples_per_epoch=samples_per_epoch,
         )
         trained = {name: fitted.weights[name] for name in weights}
-        beside_up = self.objective_of.up(start, trained, fitted.steps)
+        control = self.objective_of.up(start, trained, fitted.steps)
         packed, scale = self.aggregation_of.pack(start, trained, fitted.steps)
-        return Contribution(packed, len(start.data), scale, beside_up, fitted.weights)
+        update = Update(packed, len(start.data), scale=scale, control=control)
+        return Contribution(update, trained, {name: fitted.weights[name] for name in beside or {}})
 
     def gather(
         self,
         server: Server,
         cohort: Sequence[int],
         handler: BoundHandler,
-        messages: Message | Mapping[int, Message],
-        weights: Weights,
+        messages: Broadcast | Mapping[int, Broadcast],
+        *,
         beside: Mapping[str, Weights] | None = None,
         individually: bool = False,
     ) -> tuple[dict[int, Any], dict[str, Weights]]:
@@ -368,16 +420,23 @@ class Composable(Algorithm):
         Args:
             server: What the algorithm sees.
             cohort: Clients to call.
-            handler: Replies with ``weights``, ``samples``, ``scale`` and ``control`` of a `Contribution`.
-            messages: As in ``server.call``.
-            weights: The shared tensors as they were sent.
+            handler: Replies with an `Update`.
+            messages: As in ``server.call``, all with the same weights; ``control`` is filled in here.
             beside: Further fields whose mean by samples is wanted, as in ``server.average``.
             individually: Whether every client's own tensors must reach the server.
 
         Returns:
             The good replies, with None in these fields unless they had to come individually, and by field what was combined; ``weights`` are the new global tensors.
         """
+        each = dict.fromkeys(cohort, messages) if isinstance(messages, Broadcast) else messages
+        weights = next(iter(each.values()), messages).weights  # type: ignore[union-attr]
+        if not cohort:
+            combined = self.aggregation_of.combine(server, weights, weights, [])
+            return {}, {"weights": combined}
         control = self.objective_of.down(server)
+        if control is not None:
+            with_control = {id(message): replace(message, control=control) for message in each.values()}
+            each = {i: with_control[id(message)] for i, message in each.items()}
         fields = {"weights": weights, **(beside or {}), **({} if control is None else {"control": control})}
         by = {
             **dict.fromkeys(beside or {}, "samples"),
@@ -385,10 +444,7 @@ class Composable(Algorithm):
         }
         average = server.average_each if individually else server.average
         numbers = ("scale",) if self.aggregation_of.scales else ()
-        replies: dict[int, Any] = {}
-        means: dict[str, Weights] = {"weights": weights}
-        if cohort:
-            replies, means = average(cohort, handler, messages, of=fields, by=by, numbers=numbers)
+        replies, means = average(cohort, handler, each, of=fields, by=by, numbers=numbers)
         if "weights" in means:
             means["weights"] = self.aggregation_of.combine(server, weights, means["weights"], list(replies.values()))
         if "control" in means:

@@ -37,9 +37,9 @@ class DPFedAvg(FedAvg):
     weighting: Literal["uniform"] = "uniform"
     """Clients count alike: a client with more samples would have more to hide."""
 
-    def check_host(self, host: Composable) -> None:
+    def check_compatible(self, host: Composable) -> None:
         """One client may move the sum by its own clipped update alone, and not by others' updates too."""
-        super().check_host(host)
+        super().check_compatible(host)
         if host.exchanges:
             raise FedfillError(
                 f"aggregation: found {self.name} with {host.name}, where what a client shares reaches the others' updates, each of "

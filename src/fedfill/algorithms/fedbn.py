@@ -8,7 +8,8 @@ from typing import ClassVar, Literal, Self
 from pydantic import Field
 from torch import Tensor, nn
 
-from fedfill.algorithms.fedavg import Broadcast, FedAvg, Update
+from fedfill.algorithms import Broadcast, Update
+from fedfill.algorithms.fedavg import FedAvg
 from fedfill.errors import FedfillError
 from fedfill.models.views import normalisation
 from fedfill.protocol.client import Client, client_handler
@@ -66,17 +67,15 @@ class FedBN(FedAvg):
         """FedAvg's, of the shared tensors alone."""
         state = server.state
         shared = without_normalisation(server.model(state.weights), state.weights)
-        message = Broadcast(shared, self.objective_of.down(server))
-        _, mean = self.gather(server, self.cohort(server, t), self.train, message, shared)
+        _, mean = self.gather(server, self.cohort(server, t), self.train, Broadcast(shared))
         state.weights = {**state.weights, **mean["weights"]}
 
     @client_handler
     def train(self, client: Client, message: Broadcast) -> Update:
         """Local epochs from the shared tensors and the client's own layers."""
-        own = self.own(client, message.weights)
-        done = self.contribute(client, message.weights, message.control, self.loss, beside=own)
-        client.state.own = {name: done.trained[name] for name in own}
-        return Update(done.weights, done.samples, done.scale, done.control)
+        done = self.contribute(client, message, self.loss, beside=self.own(client, message.weights))
+        client.state.own = done.beside
+        return done.reply(Update)
 
     @staticmethod
     def own(client: Client, shared: Weights) -> Weights:

@@ -14,12 +14,14 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from fedfill.algorithms.fedavg import FedAvg, Update
+from fedfill.algorithms import Broadcast, Update
+from fedfill.algorithms.fedavg import FedAvg
 from fedfill.data.samples import Samples
 from fedfill.errors import FedfillError
 from fedfill.privacy.ledger import public
 from fedfill.protocol.client import Client, client_handler
 from fedfill.protocol.messages import Message
+from fedfill.protocol.relay import Delivered
 from fedfill.protocol.server import Server
 from fedfill.synthesis import gan
 from fedfill.synthesis.gan import GAN, GANOptions
@@ -50,17 +52,9 @@ class Own(Message):
 
 
 @dataclass(frozen=True)
-class Augmented(Message):
-    """Server to client: the global model; the common generator, until the client was heard of.
+class Augmented(Broadcast):
+    """Server to client: the global model, and the common generator's tensors until the client was heard of."""
 
-    Attributes:
-        weights: The global model.
-        control: What the local objective needs beside it.
-        generator: Its tensors.
-    """
-
-    weights: Weights
-    control: Weights | None
     generator: Weights | None
 
 
@@ -86,17 +80,17 @@ class FedDPGAN(GANOptions, FedAvg):
 
     def server_state(self, initial: Weights) -> dict[str, Tree]:
         """The global model, the common GAN, and the clients that hold the generator."""
-        return {**super().server_state(initial), "gan": None, "holders": []}
+        return {**super().server_state(initial), "gan": None, "delivered": Delivered()}
 
     def client_state(self) -> dict[str, Tree]:
         """Images of the common generator."""
         return {**super().client_state(), "synthetic": None}
 
-    def preparations(self) -> int:
+    def pretraining_steps(self) -> int:
         """Exchanges of the GAN's training."""
         return math.ceil(self.gan_iterations / self.gan_chunk)
 
-    def prepare(self, server: Server, step: int) -> None:
+    def pretrain(self, server: Server, step: int) -> None:
         """Every client trains the common GAN; their mean is the new one."""
         state = server.state
         if state.gan is None:
@@ -131,10 +125,9 @@ class FedDPGAN(GANOptions, FedAvg):
     def round(self, server: Server, t: int) -> None:
         """FedAvg on real and synthetic images."""
         state, cohort = server.state, self.cohort(server, t)
-        control, generator = self.objective_of.down(server), state.gan.generator
-        messages = {i: Augmented(state.weights, control, None if i in state.holders else generator) for i in cohort}
-        replies, mean = self.gather(server, cohort, self.train_augmented, messages, state.weights)
-        state.holders = sorted({*state.holders, *replies})
+        messages = {i: Augmented(state.weights, state.delivered.once(i, state.gan.generator)) for i in cohort}
+        replies, mean = self.gather(server, cohort, self.train_augmented, messages)
+        state.delivered = state.delivered.acknowledged(replies)
         state.weights = mean["weights"]
 
     @client_handler
@@ -145,8 +138,7 @@ class FedDPGAN(GANOptions, FedAvg):
                 message.generator, client.classes, client.data, client.stream("images")
             )
         data = client.data + client.state.synthetic
-        done = self.contribute(client, message.weights, message.control, self.loss, data=data)
-        return Update(done.weights, len(client.data), done.scale, done.control)
+        return self.contribute(client, message, self.loss, data=data).reply(Update, samples=len(client.data))
 
     def images(self, generator: Weights, classes: int, sample: Samples, stream: torch.Generator) -> Samples:
         """Equally many images of each class."""

@@ -16,14 +16,14 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from fedfill.algorithms import CONTRIBUTED, Composable, Contribution
+from fedfill.algorithms import Broadcast, Composable, Contribution, Update
 from fedfill.data.samples import Batch, Samples
 from fedfill.errors import FedfillError
 from fedfill.models.views import part, rest
 from fedfill.privacy.accountant import mean_sensitivity
 from fedfill.privacy.ledger import gaussian, public, unbounded
 from fedfill.protocol.client import Client, client_handler
-from fedfill.protocol.messages import Message
+from fedfill.protocol.messages import Message, Part
 from fedfill.protocol.server import Server
 from fedfill.synthesis.vae import (
     Bound,
@@ -36,13 +36,13 @@ from fedfill.synthesis.vae import (
     vae_loss,
 )  # fmt: skip
 from fedfill.training.fit import Context
-from fedfill.tree import Record, Tree, Weights
+from fedfill.tree import Tree, Weights
 
 FOLLOWS = public("follows from what the server holds")
 
 
 @dataclass(frozen=True)
-class Shared(Record):
+class Shared(Part):
     """What one assisting client shared: C_i and Z_i.
 
     Attributes:
@@ -51,34 +51,28 @@ class Shared(Record):
         codes: ``[sum(counts), l]``, class after class.
     """
 
+    declared: ClassVar = {"classes": unbounded("the n most abundant classes, exact")}
+
     classes: list[int]
     counts: list[int]
     codes: Tensor
 
 
 @dataclass(frozen=True)
-class Preliminary(Message):
-    """Server to client: encoder and classifier (and the decoder, where it is averaged every round)."""
+class Preliminary(Broadcast):
+    """Server to client: encoder and classifier; the decoder, where it is averaged every round; whether to upload it."""
 
-    weights: Weights
+    decoder: Weights | None
     upload_decoder: bool
-    control: Weights | None = None
 
 
 @dataclass(frozen=True)
-class PreliminaryReply(Message):
+class PreliminaryReply(Update):
     """Client to server: the trained parts; the decoder in the last preliminary round."""
 
-    declared: ClassVar = {
-        **CONTRIBUTED,
-        "decoder": unbounded("local decoder, sent as it is"),
-    }
+    declared: ClassVar = {**Update.declared, "decoder": unbounded("local decoder, sent as it is")}
 
-    weights: Weights
-    samples: int
     decoder: Weights | None
-    scale: float | None = None
-    control: Weights | None = None
 
 
 @dataclass(frozen=True)
@@ -96,57 +90,38 @@ class Scarce(Message):
 
 
 @dataclass(frozen=True)
-class Secondary(Message):
-    """Server to client: the model; where due the decoder, other clients' codes, and the request to share.
+class Secondary(Broadcast):
+    """Server to client: encoder and classifier; where due the decoder, other clients' codes, and the request to share.
 
     Attributes:
-        weights: Encoder and classifier.
         decoder: w_d, for a client that will decode and does not hold it.
         sources: What the client's assistants shared.
         share: Whether the client is not in A yet.
         settled: Whether it is in A and in B: then it needs w_d no more.
-        control: What the local objective needs beside the model.
     """
 
-    weights: Weights
     decoder: Weights | None
     sources: list[Shared]
     share: bool
     settled: bool
-    control: Weights | None = None
 
 
 @dataclass(frozen=True)
-class SecondaryReply(Message):
-    """Client to server: the trained parts, the size of the augmented set, and what DPMS shares.
+class SecondaryReply(Update):
+    """Client to server: the trained parts, the size of real and synthetic data together, and what DPMS shares.
 
     Attributes:
-        weights: Encoder and classifier.
-        samples: Size of real and synthetic data together.
         benefited: Acknowledges that synthetic data were made.
-        classes: C_i.
-        counts: Codes of each class.
-        codes: Z_i, ``[sum(counts), l]``.
+        shared: C_i and Z_i, where any code was accepted.
         acceptance: Rows [class, accepted, drawn] of every filter that ran here.
-        scale: A number of the aggregation's.
-        control: What the local objective sends beside the model.
     """
 
-    declared: ClassVar = {
-        **CONTRIBUTED,
-        "benefited": public("acknowledges a download"),
-        "classes": unbounded("the n most abundant classes, exact"),
-    }
+    declared: ClassVar = {**Update.declared, "benefited": public("acknowledges a download")}
 
-    weights: Weights | None
-    samples: int
+    weights: Weights | None  # type: ignore[assignment]
     benefited: bool
-    classes: list[int] | None
-    counts: list[int] | None
-    codes: Tensor | None
+    shared: Shared | None
     acceptance: list[list[int]]
-    scale: float | None = None
-    control: Weights | None = None
 
 
 class FedDPMS(Composable):
@@ -265,35 +240,28 @@ class FedDPMS(Composable):
         """Train encoder, classifier and decoder; average the first two, and after the last such round the decoders."""
         last = t == self.preliminary_rounds - 1  # type: ignore[operator]
         every = self.decoder_sync == "every"
-        weights = {**server.state.weights, **(server.state.decoder if every else {})}
         upload = last or every
-        replies, mean = self.gather(
-            server, self.cohort(server, t), self.preliminary_client,
-            Preliminary(weights, upload, self.objective_of.down(server)),
-            server.state.weights, beside={"decoder": part(server.initial, "decoder")},
-        )  # fmt: skip
+        message = Preliminary(server.state.weights, server.state.decoder if every else None, upload)
+        beside = {"decoder": part(server.initial, "decoder")}
+        replies, mean = self.gather(server, self.cohort(server, t), self.preliminary_client, message, beside=beside)
         server.state.weights = mean["weights"]
         if upload:
             if "decoder" not in mean:
                 raise FedfillError("feddpms: no client sent its decoder, so there is none to synthesise with")
             server.state.decoder = mean["decoder"]
         if last and self.share_at == "preliminary_end" and self.mechanism != "none":
-            message = Secondary(server.state.weights, server.state.decoder, [], share=True, settled=False)
-            self.collect(server, server.call(list(replies), self.share_client, message))
+            ask = Secondary(server.state.weights, server.state.decoder, [], share=True, settled=False)
+            self.collect(server, server.call(list(replies), self.share_client, ask))
 
     @client_handler
     def preliminary_client(self, client: Client, message: Preliminary) -> PreliminaryReply:
         """Train the whole VAE; the decoder stays here until the last preliminary round."""
-        decoder = part(message.weights, "decoder") or client.state.local_decoder or part(client.initial, "decoder")
-        done = self.contribute(
-            client, rest(message.weights, "decoder"), message.control, self.preliminary_loss, beside=decoder
-        )
-        decoder = part(done.trained, "decoder")
-        client.state.local_decoder = None if message.upload_decoder else decoder
+        decoder = message.decoder or client.state.local_decoder or part(client.initial, "decoder")
+        done = self.contribute(client, message, self.preliminary_loss, beside=decoder)
+        client.state.local_decoder = None if message.upload_decoder else done.beside
         if self.share_at == "preliminary_end" and client.round == self.preliminary_rounds - 1:  # type: ignore[operator]
-            client.state.local_weights = rest(done.trained, "decoder")
-        sent = decoder if message.upload_decoder else None
-        return PreliminaryReply(done.weights, done.samples, sent, done.scale, done.control)
+            client.state.local_weights = done.trained
+        return done.reply(PreliminaryReply, decoder=done.beside if message.upload_decoder else None)
 
     def preliminary_loss(self, model: nn.Module, batch: Batch, context: Context) -> Tensor:
         """l1 + lambda (l2 + l3), section 3.2."""
@@ -306,7 +274,6 @@ class FedDPMS(Composable):
         state = server.state
         cohort = self.cohort(server, t)
         sources = self.matching(server, [i for i in cohort if i not in state.benefited])
-        control = self.objective_of.down(server)
         messages = {
             i: Secondary(
                 state.weights,
@@ -314,11 +281,10 @@ class FedDPMS(Composable):
                 [state.shared[j] for j in sources.get(i, [])],
                 share=self.mechanism != "none" and i not in state.shared,
                 settled=i in state.shared and i in state.benefited,
-                control=control,
             )
             for i in cohort
         }
-        replies, mean = self.gather(server, cohort, self.secondary_client, messages, state.weights)
+        replies, mean = self.gather(server, cohort, self.secondary_client, messages)
         self.collect(server, replies)
         state.weights = mean.get("weights", state.weights)
 
@@ -378,9 +344,7 @@ class FedDPMS(Composable):
                 client.state.synthetic = synthetic
 
         data = client.data + client.state.synthetic
-        done = self.contribute(
-            client, message.weights, message.control, self.loss, data=data, samples_per_epoch=len(client.data)
-        )
+        done = self.contribute(client, message, self.loss, data=data, samples_per_epoch=len(client.data))
 
         shared: Shared | None = None
         if message.share:
@@ -545,10 +509,11 @@ class FedDPMS(Composable):
         words = f"std {std:g}" if self.noise == "absolute" else f"std {std / sensitivity:g} times the sensitivity"
         met = self.mechanism != "paper"
         client.release(
-            "codes", gaussian("class means of latent codes", sensitivity, std, copies, conditions, met=met, noise=words)
+            "shared.codes",
+            gaussian("class means of latent codes", sensitivity, std, copies, conditions, met=met, noise=words),
         )
         accepted = FOLLOWS if met else unbounded("what the local classifier accepted")
-        client.release("counts", accepted)
+        client.release("shared.counts", accepted)
         client.release("acceptance", accepted)
 
     # What both sides of the sharing keep
@@ -556,33 +521,31 @@ class FedDPMS(Composable):
     def reply(
         self, client: Client, done: Contribution | None, shared: Shared | None, acceptance: list[list[int]]
     ) -> SecondaryReply:
-        """A reply, with what was shared in fields of their own so that each is declared on its own."""
-        classes, counts, codes = (shared.classes, shared.counts, shared.codes) if shared else (None, None, None)
-        if shared is None and "codes" not in client.releases:
+        """A reply, and what it declares beside its codes."""
+        if shared is None and "shared.codes" not in client.releases:
             client.release("acceptance", FOLLOWS)
         elif shared is None:
             # what was declared for the codes stays: that none was accepted tells as much as sending the candidates. And the rows
             # of `acceptance` are those of C_i
-            client.release("classes", SecondaryReply.declared["classes"])
+            client.release("shared.classes", Shared.declared["classes"])
         if shared is not None and self.mechanism == "prior":
-            for name in ("counts", "codes", "acceptance"):
+            for name in ("shared.counts", "shared.codes", "acceptance"):
                 client.release(name, public("holds nothing of the client's data"))
         if done is None:
-            return SecondaryReply(None, 0, False, classes, counts, codes, acceptance)
+            return SecondaryReply(None, 0, False, shared, acceptance)
         benefited = client.state.synthetic is not None
-        return SecondaryReply(
-            done.weights, done.samples, benefited, classes, counts, codes, acceptance, done.scale, done.control
-        )
+        return done.reply(SecondaryReply, benefited=benefited, shared=shared, acceptance=acceptance)
 
     def flaw(self, server: Server, reply: SecondaryReply) -> str | None:
         """Why what a client shares makes no sense: other clients would decode it, and take their labels from it."""
-        most, classes, counts, codes = self.max_candidates or 0, reply.classes, reply.counts, reply.codes
+        most = self.max_candidates or 0
         if len(reply.acceptance) > server.clients * server.classes or not all(
             len(row) == 3 and 0 <= row[0] < server.classes and 0 <= row[1] <= row[2] <= most for row in reply.acceptance
         ):
             return "'acceptance' holds what is no [class, accepted, drawn]"
-        if classes is None or counts is None or codes is None:
+        if reply.shared is None:
             return None
+        classes, counts, codes = reply.shared.classes, reply.shared.counts, reply.shared.codes
         if (
             len(classes) != len(counts)
             or len(set(classes)) != len(classes)
@@ -603,8 +566,8 @@ class FedDPMS(Composable):
             server.lose(i, "DPMS", flaw)
         replies = {i: reply for i, reply in replies.items() if i not in flaws}
         for i, reply in replies.items():
-            if reply.classes is not None and reply.counts is not None and reply.codes is not None:
-                state.shared = {**state.shared, i: Shared(reply.classes, reply.counts, reply.codes)}
+            if reply.shared is not None:
+                state.shared = {**state.shared, i: reply.shared}
             if reply.benefited and i not in state.benefited:
                 state.benefited = sorted([*state.benefited, i])
         tried = [(i, c, accepted, drawn) for i, reply in replies.items() for c, accepted, drawn in reply.acceptance]

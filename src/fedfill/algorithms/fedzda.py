@@ -15,13 +15,13 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from fedfill import tree
-from fedfill.algorithms import CONTRIBUTED
+from fedfill.algorithms import Broadcast, Update
 from fedfill.algorithms.fedavg import FedAvg
 from fedfill.data.samples import Samples
 from fedfill.errors import FedfillError
 from fedfill.privacy.ledger import public, unbounded
 from fedfill.protocol.client import Client, client_handler
-from fedfill.protocol.messages import Message, shapes_of
+from fedfill.protocol.messages import shapes_of
 from fedfill.protocol.server import Server
 from fedfill.synthesis.inversion import Inversion, Statistic, invert, require_statistics
 from fedfill.training.fit import Buffers, OptimizerName
@@ -29,45 +29,33 @@ from fedfill.tree import Record, Tree, Weights
 
 
 @dataclass(frozen=True)
-class ZeroShot(Message):
-    """Server to client: the global model, and whether to add synthetic images.
+class ZeroShot(Broadcast):
+    """Server to client: the global model with its batch-norm statistics, and whether to add synthetic images.
 
     Attributes:
-        weights: The global model with its batch-norm statistics.
-        control: What the local objective needs beside it.
         augment: Whether the client adds synthetic images in this round.
         synthetic: The images, where the server makes them for all; None: the client makes its own.
     """
 
-    weights: Weights
-    control: Weights | None
     augment: bool
     synthetic: Samples | None
 
 
 @dataclass(frozen=True)
-class ZeroShotUpdate(Message):
-    """Client to server: the trained model.
+class ZeroShotUpdate(Update):
+    """Client to server: the trained model and the number of real samples behind it.
 
     Attributes:
-        weights: As the aggregation wants it.
-        samples: Number of real samples behind it.
-        scale: A number of the aggregation's.
-        control: What the local objective sends beside it.
         model: The trained model as it is, where the server inverts it and the aggregation sends something else.
         losses: Statistics' distance and cross-entropy before and after the inversion, where the client made images.
     """
 
     declared: ClassVar = {
-        **CONTRIBUTED,
+        **Update.declared,
         "model": unbounded("model as trained, with the statistics of the client's own images"),
         "losses": public("follows from the global model"),
     }
 
-    weights: Weights
-    samples: int
-    scale: float | None
-    control: Weights | None
     model: Weights | None
     losses: list[float] | None
 
@@ -235,10 +223,10 @@ class FedZDAC(_ZeroShotDataAugmentation):
             model = server.model(state.weights)
             made = invert(model, range(server.classes), server.sample, self.inversion, server.stream("inversion"))
             state.synthetic = synthetic = made.samples
-        message = ZeroShot(state.weights, self.objective_of.down(server), augment, synthetic)
+        message = ZeroShot(state.weights, augment, synthetic)
         step = augment and self.server_step == "zdas"
         each = step and not self.aggregation_of.private
-        replies, mean = self.gather(server, cohort, self.train_augmented, message, state.weights, individually=each)
+        replies, mean = self.gather(server, cohort, self.train_augmented, message, individually=each)
         losses = {str(i): reply.losses for i, reply in replies.items() if reply.losses is not None}
         if losses and not self.aggregation_of.private:  # they would name the cohort
             server.note(losses=losses)
@@ -264,13 +252,14 @@ class FedZDAC(_ZeroShotDataAugmentation):
                     client.release(
                         "losses", unbounded("losses that tell which classes were made, and so which are missing")
                     )
-        done = self.contribute(client, message.weights, message.control, self.loss, data=data)
-        whole = {name: done.trained[name] for name in message.weights}
+        done = self.contribute(client, message, self.loss, data=data)
         inverted = message.augment and self.server_step == "zdas" and self.sends_model
-        return ZeroShotUpdate(
-            done.weights, len(client.data), done.scale, done.control, whole if inverted else None,
-            made.losses if made else None,
-        )  # fmt: skip
+        return done.reply(
+            ZeroShotUpdate,
+            samples=len(client.data),
+            model=done.trained if inverted else None,
+            losses=made.losses if made else None,
+        )
 
     def wanted(self, client: Client) -> list[int]:
         """Classes of the synthetic images."""
@@ -297,9 +286,9 @@ class FedZDAS(_ZeroShotDataAugmentation):
         """Select, train on real images, invert each model, average, train the average on the images."""
         state, cohort = server.state, self.cohort(server, t)
         augment = t >= (self.start_round or 0)
-        message = ZeroShot(state.weights, self.objective_of.down(server), augment, None)
+        message = ZeroShot(state.weights, augment, None)
         each = augment and not self.aggregation_of.private
-        replies, mean = self.gather(server, cohort, self.train_real, message, state.weights, individually=each)
+        replies, mean = self.gather(server, cohort, self.train_real, message, individually=each)
         state.weights = mean["weights"]
         if augment:
             self.train_at_server(server, replies, t)
@@ -307,7 +296,6 @@ class FedZDAS(_ZeroShotDataAugmentation):
     @client_handler
     def train_real(self, client: Client, message: ZeroShot) -> ZeroShotUpdate:
         """Train on the real images alone, send (algorithm 3, line 6)."""
-        done = self.contribute(client, message.weights, message.control, self.loss)
-        inverted = message.augment and self.sends_model
-        whole = {name: done.trained[name] for name in message.weights} if inverted else None
-        return ZeroShotUpdate(done.weights, done.samples, done.scale, done.control, whole, None)
+        done = self.contribute(client, message, self.loss)
+        model = done.trained if message.augment and self.sends_model else None
+        return done.reply(ZeroShotUpdate, model=model, losses=None)

@@ -13,7 +13,8 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedfill.algorithms.fedavg import Broadcast, FedAvg, Update
+from fedfill.algorithms import Broadcast, Update
+from fedfill.algorithms.fedavg import FedAvg
 from fedfill.data.samples import UNKNOWN, Batch, Samples, draw
 from fedfill.protocol.client import Client, client_handler
 from fedfill.training.augmentation import flips, require_bytes, strong, weak
@@ -56,9 +57,7 @@ class FixMatch(FedAvg):
     @client_handler
     def train(self, client: Client, message: Broadcast) -> Update:
         """Local steps on samples with and without labels."""
-        loss = self.consistent(client.unlabelled)
-        done = self.contribute(client, message.weights, message.control, loss)
-        return Update(done.weights, done.samples, done.scale, done.control)
+        return self.contribute(client, message, self.consistent(client.unlabelled)).reply(Update)
 
     def consistent(self, unlabelled: Samples) -> Loss:
         """l_s + lambda_u l_u (equations 3 and 4); l_s alone where there are no samples without labels.

@@ -18,7 +18,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedfill.algorithms import CONTRIBUTED
+from fedfill.algorithms import Broadcast, Update
 from fedfill.algorithms.fedbn import FedBN, without_normalisation
 from fedfill.data.samples import normalise
 from fedfill.errors import FedfillError
@@ -26,7 +26,6 @@ from fedfill.models.layers import draws_from
 from fedfill.models.views import weights_of
 from fedfill.privacy.ledger import unbounded
 from fedfill.protocol.client import Client, client_handler
-from fedfill.protocol.messages import Message
 from fedfill.protocol.server import Server
 from fedfill.synthesis.embeddings import (
     Distance,
@@ -43,39 +42,28 @@ from fedfill.tree import Record, Tree, Weights
 
 
 @dataclass(frozen=True)
-class Shared(Message):
-    """Server to client: the shared tensors of the model, and the generator.
+class Shared(Broadcast):
+    """Server to client: all of the model but its normalisation layers, and the generator.
 
     Attributes:
-        weights: All but normalisation layers.
         generator: All of it, or all but its batch norm.
         residual: Weight of the residuals in this round (a_t).
         synthetic: Weight of the synthetic embeddings' loss in this round (b_t).
     """
 
-    weights: Weights
     generator: Weights
     residual: float
     synthetic: float
 
 
 @dataclass(frozen=True)
-class SharedUpdate(Message):
-    """Client to server: the same, trained.
-
-    Attributes:
-        weights: All but normalisation layers.
-        samples: Number of samples behind them.
-        generator: As it was received, trained.
-    """
+class SharedUpdate(Update):
+    """Client to server: the same, trained, and the number of samples behind it."""
 
     declared: ClassVar = {
-        "weights": CONTRIBUTED["weights"], "samples": CONTRIBUTED["samples"],
-        "generator": unbounded("generator of embeddings, trained on the client's own"),
+        **Update.declared, "generator": unbounded("generator of embeddings, trained on the client's own"),
     }  # fmt: skip
 
-    weights: Weights
-    samples: int
     generator: Weights
 
 

@@ -11,7 +11,8 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from fedfill.algorithms.fedavg import Broadcast, FedAvg, Update
+from fedfill.algorithms import Broadcast, Update
+from fedfill.algorithms.fedavg import FedAvg
 from fedfill.data.samples import Batch, Samples, draw
 from fedfill.protocol.client import Client, client_handler
 from fedfill.training.fit import Context, Loss, OptimizerName
@@ -51,8 +52,7 @@ class Mixup(FedAvg):
         if self.unlabelled_batch_size:
             labels = pseudo_labels(client.model(message.weights), confident.inputs, self.tau)
             confident = Samples(confident.inputs, labels)[labels >= 0]
-        done = self.contribute(client, message.weights, message.control, self.mixed(confident))
-        return Update(done.weights, done.samples, done.scale, done.control)
+        return self.contribute(client, message, self.mixed(confident)).reply(Update)
 
     def mixed(self, confident: Samples) -> Loss:
         """Mixup of a mini-batch with itself in another order.

@@ -10,12 +10,14 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedfill.algorithms.fedavg import FedAvg, Update
+from fedfill.algorithms import Broadcast, Update
+from fedfill.algorithms.fedavg import FedAvg
 from fedfill.data.samples import Batch, Samples, normalise
 from fedfill.errors import FedfillError
 from fedfill.privacy.ledger import unbounded
 from fedfill.protocol.client import Client, client_handler
 from fedfill.protocol.messages import Message
+from fedfill.protocol.relay import Delivered, collect
 from fedfill.protocol.server import Server
 from fedfill.training.fit import Context
 from fedfill.training.mixup import mixup_loss
@@ -50,11 +52,9 @@ class SharedMeans(Message):
 
 
 @dataclass(frozen=True)
-class Mixing(Message):
-    """Server to client: the global model; in the client's first round, and until it was heard of, everybody's means."""
+class Mixing(Broadcast):
+    """Server to client: the global model, and everybody's means until the client was heard of."""
 
-    weights: Weights
-    control: Weights | None
     means: Means | None
 
 
@@ -71,7 +71,7 @@ class NaiveMix(FedAvg):
 
     def server_state(self, initial: Weights) -> dict[str, Tree]:
         """The global model, everybody's means, and the clients that hold them."""
-        return {**super().server_state(initial), "means": None, "holders": []}
+        return {**super().server_state(initial), "means": None, "delivered": Delivered()}
 
     def client_state(self) -> dict[str, Tree]:
         """Everybody's means."""
@@ -83,22 +83,22 @@ class NaiveMix(FedAvg):
         if state.means is None:
             state.means = self.exchange(server)
         cohort = self.cohort(server, t)
-        control = self.objective_of.down(server)
-        messages = {i: Mixing(state.weights, control, None if i in state.holders else state.means) for i in cohort}
-        replies, mean = self.gather(server, cohort, self.train_mixed, messages, state.weights)
-        state.holders = sorted({*state.holders, *replies})
+        messages = {i: Mixing(state.weights, state.delivered.once(i, state.means)) for i in cohort}
+        replies, mean = self.gather(server, cohort, self.train_mixed, messages)
+        state.delivered = state.delivered.acknowledged(replies)
         state.weights = mean["weights"]
 
     def exchange(self, server: Server) -> Means:
         """Collect the means of all clients, in client order."""
-        found: list[Means] = []
-        for i, reply in server.call(range(server.clients), self.share_means, MeansRequest()).items():
+
+        def flaw(reply: SharedMeans) -> str | None:
             groups = len(reply.means.inputs)
             asked = ((groups, *server.sample.inputs.shape[1:]), (groups, server.classes))
-            if (reply.means.inputs.shape, reply.means.targets.shape) == asked:
-                found.append(reply.means)
-            else:
-                server.lose(i, "share_means", "its means are none of this task's samples")
+            found = (reply.means.inputs.shape, reply.means.targets.shape)
+            return None if found == asked else "its means are none of this task's samples"
+
+        replies = collect(server, self.share_means, MeansRequest(), flaw, attempts=1)
+        found = [reply.means for reply in replies.values()]
         if not any(len(means.inputs) for means in found):
             raise FedfillError("engine: no client shared means, so there is nothing to mix with")
         return Means(torch.cat([means.inputs for means in found]), torch.cat([means.targets for means in found]))
@@ -111,16 +111,13 @@ class NaiveMix(FedAvg):
     @client_handler
     def train_mixed(self, client: Client, message: Mixing) -> Update:
         """Local epochs from the global model on mixed samples."""
-        if message.means is not None:
-            client.state.means = message.means
-        means = client.state.means
+        means = client.keep("means", message.means)
 
         def loss(model: nn.Module, batch: Batch, context: Context) -> Tensor:
             k = int(torch.randint(len(means.inputs), (), generator=context.generator, device=context.generator.device))
             return self.mixed_loss(model, batch, means.inputs[k], means.targets[k])
 
-        done = self.contribute(client, message.weights, message.control, loss)
-        return Update(done.weights, done.samples, done.scale, done.control)
+        return self.contribute(client, message, loss).reply(Update)
 
     def mixed_loss(self, model: nn.Module, batch: Batch, mean: Tensor, target: Tensor) -> Tensor:
         """(1 - lambda) CE(f(u), y) + lambda CE(f(u), y-bar) at u = (1 - lambda) x + lambda x-bar.

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional
 
-from fedfill.algorithms.fedavg import Broadcast, FedAvg, Update
+from fedfill.algorithms import Broadcast, Update
+from fedfill.algorithms.fedavg import FedAvg
 from fedfill.errors import FedfillError
 from fedfill.models.views import first_names, normalisation, trainable
 from fedfill.protocol.client import Client, client_handler
@@ -71,10 +72,9 @@ class PartialFed(FedAvg):
     @client_handler
     def train(self, client: Client, message: Broadcast) -> Update:
         """Load a part, train, send everything."""
-        begin = self.begin(client, message.weights)
-        done = self.contribute(client, begin, message.control, self.loss)
-        client.state.last = {name: done.trained[name] for name in begin}
-        return Update(done.weights, done.samples, done.scale, done.control)
+        done = self.contribute(client, replace(message, weights=self.begin(client, message.weights)), self.loss)
+        client.state.last = done.trained
+        return done.reply(Update)
 
     def begin(self, client: Client, received: Weights) -> Weights:
         """What the local training starts from: the global model in a client's first round."""

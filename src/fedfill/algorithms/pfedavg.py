@@ -7,7 +7,8 @@ from dataclasses import replace
 
 from pydantic import Field
 
-from fedfill.algorithms.fedavg import Broadcast, FedAvg, Update
+from fedfill.algorithms import Broadcast, Update
+from fedfill.algorithms.fedavg import FedAvg
 from fedfill.protocol.client import Client, client_handler
 from fedfill.tree import Tree, Weights
 
@@ -37,10 +38,10 @@ class PFedAvg(FedAvg):
         Without an epoch count of its own the fine-tuning is the local training: from the same weights, on the same
         mini-batches, so that one training serves as both.
         """
-        done = self.contribute(client, message.weights, message.control, self.loss)
-        tuned = {name: done.trained[name] for name in message.weights}
+        done = self.contribute(client, message, self.loss)
+        tuned = done.trained
         if self.personal_epochs is not None:
             training = replace(self.training(client.round), epochs=self.personal_epochs, steps=None)
-            tuned = (client.fit(message.weights, self.loss, training)).weights
+            tuned = client.fit(message.weights, self.loss, training).weights
         client.state.copy = tuned
-        return Update(done.weights, done.samples, done.scale, done.control)
+        return done.reply(Update)

@@ -29,7 +29,7 @@ class Scaffold(FedAvg):
     weighting: Literal["samples", "uniform"] = "uniform"
     """Weights of the average: all equal, as in the paper, or each client's number of samples."""
 
-    def check_host(self, host: Composable) -> None:
+    def check_compatible(self, host: Composable) -> None:
         """Control variates are read off plain gradient steps, and their mean belongs to the mean of the models."""
         if host.optimizer != "sgd" or host.momentum:
             found = f"optimizer={host.optimizer}" + (f" and momentum={host.momentum}" if host.momentum else "")

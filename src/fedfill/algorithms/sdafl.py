@@ -9,19 +9,21 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, ClassVar, Literal, Self
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from fedfill.algorithms import CONTRIBUTED
+from fedfill.algorithms import Broadcast, Update
 from fedfill.algorithms.fedavg import FedAvg
-from fedfill.data.samples import Batch, Samples, draw
+from fedfill.data.samples import UNKNOWN, Batch, Samples, draw, fits
 from fedfill.errors import FedfillError
 from fedfill.privacy.ledger import public, unbounded
 from fedfill.protocol.client import Client, client_handler
 from fedfill.protocol.messages import Message, shapes_of
+from fedfill.protocol.relay import Delivered, collect
 from fedfill.protocol.server import Server
 from fedfill.synthesis import gan
 from fedfill.synthesis.gan import GANOptions, GANSettings
@@ -70,40 +72,28 @@ class Images(Message):
 
 
 @dataclass(frozen=True)
-class Aided(Message):
+class Aided(Broadcast):
     """Server to client: the global model and the newest labels; the images once.
 
     Attributes:
-        weights: The global model.
-        control: What the local objective needs beside it.
         labels: A class for each image of the pool, -1 for none, ``[n]`` int8 or int16; None: no image has one yet.
         pool: All clients' images, until the client was heard of.
     """
 
-    weights: Weights
-    control: Weights | None
     labels: Tensor | None
     pool: Tensor | None
 
 
 @dataclass(frozen=True)
-class AidedUpdate(Message):
-    """Client to server: the trained model.
+class AidedUpdate(Update):
+    """Client to server: the trained model and the number of real samples behind it.
 
     Attributes:
-        weights: As the aggregation wants it.
-        samples: Number of real samples behind it.
-        scale: A number of the aggregation's.
-        control: What the local objective sends beside it.
         model: The trained model as it is, where the server labels with it and the aggregation sends something else.
     """
 
-    declared: ClassVar = {**CONTRIBUTED, "model": unbounded("model as trained")}
+    declared: ClassVar = {**Update.declared, "model": unbounded("model as trained")}
 
-    weights: Weights
-    samples: int
-    scale: float | None
-    control: Weights | None
     model: Weights | None
 
 
@@ -152,7 +142,7 @@ class SDAFL(GANOptions, FedAvg):
 
     def server_state(self, initial: Weights) -> dict[str, Tree]:
         """The global model, all clients' images with labels and owners, and the clients that hold the images."""
-        return {**super().server_state(initial), "pool": None, "owners": None, "holders": []}
+        return {**super().server_state(initial), "pool": None, "owners": None, "delivered": Delivered()}
 
     def client_state(self) -> dict[str, Tree]:
         """The client's GAN until it uploads, and then all clients' images."""
@@ -160,20 +150,20 @@ class SDAFL(GANOptions, FedAvg):
 
     # Before the first round: GANs, and what they make
 
-    def preparations(self) -> int:
+    def pretraining_steps(self) -> int:
         """Chunks of the pre-training, and the upload."""
         return math.ceil(self.gan_iterations / self.gan_chunk) + 1
 
-    def prepare(self, server: Server, step: int) -> None:
+    def pretrain(self, server: Server, step: int) -> None:
         """Pre-train the GANs of all clients, and collect their images."""
         everybody = range(server.clients)
-        if step < self.preparations() - 1:
-            server.call(everybody, self.pretrain, Pretrain(min((step + 1) * self.gan_chunk, self.gan_iterations)))
+        if step < self.pretraining_steps() - 1:
+            server.call(everybody, self.pretrain_gan, Pretrain(min((step + 1) * self.gan_chunk, self.gan_iterations)))
         else:
             self.collect(server)
 
     @client_handler
-    def pretrain(self, client: Client, message: Pretrain) -> Pretrained:
+    def pretrain_gan(self, client: Client, message: Pretrain) -> Pretrained:
         """Steps of the client's GAN on all of its images, labelled or not; what was lost before is caught up with."""
         self.train_gan(client, message.iterations)
         return Pretrained(message.iterations)
@@ -217,41 +207,26 @@ class SDAFL(GANOptions, FedAvg):
 
     def collect(self, server: Server) -> None:
         """All clients' images as one pool; who isn't heard of is asked three times."""
-        found: dict[int, Images] = {}
-        shape, kind = server.sample.inputs.shape[1:], server.sample.inputs.dtype
-        for _ in range(3):
-            missing = [i for i in range(server.clients) if i not in found]
-            if not missing:
-                break
-            for i, reply in server.call(missing, self.upload, ImagesRequest(self.images_per_client)).items():
-                if self.sound(reply, shape, kind, server.classes):
-                    found[i] = reply
-                else:
-                    server.lose(i, "upload", "its images are not those that were asked for")
+        found = collect(server, self.upload, ImagesRequest(self.images_per_client), partial(self.flaw, server))
         if len(found) < server.clients:
             without = ", ".join(str(i) for i in range(server.clients) if i not in found)
             server.warn(f"no images came from these clients, and the others go on without them: {without}")
         if not found:
             raise FedfillError("engine: no client uploaded synthetic images, so there is nothing to aid with")
-        order = sorted(found)
-        inputs = torch.cat([found[i].inputs for i in order])  # [n, ...]
-        unknown = torch.full((self.images_per_client,), -1, device=inputs.device)
-        labels = [unknown if reply.labels is None else reply.labels for _, reply in sorted(found.items())]
+        inputs = torch.cat([reply.inputs for reply in found.values()])  # [n, ...]
+        unknown = torch.full((self.images_per_client,), UNKNOWN, device=inputs.device)
+        labels = [unknown if reply.labels is None else reply.labels for reply in found.values()]
         server.state.pool = Samples(inputs, torch.cat(labels))
-        server.state.owners = torch.tensor(order, device=inputs.device).repeat_interleave(self.images_per_client)
+        server.state.owners = torch.tensor(list(found), device=inputs.device).repeat_interleave(self.images_per_client)
 
-    def sound(self, reply: Images, shape: torch.Size, kind: torch.dtype, classes: int) -> bool:
-        """Whether a reply holds what was asked for."""
-        if reply.inputs.shape != (self.images_per_client, *shape) or reply.inputs.dtype != kind:
-            return False
-        if (reply.labels is None) == self.conditional:
-            return False
-        if reply.labels is None:
-            return True
-        labels = reply.labels
-        return labels.shape == (self.images_per_client,) and labels.dtype == torch.int64 and bool(
-            (labels >= 0).all() & (labels < classes).all()
-        )  # fmt: skip
+    def flaw(self, server: Server, reply: Images) -> str | None:
+        """Why a reply is not what was asked for."""
+        n, labels = len(reply.inputs), reply.labels
+        known = torch.zeros(n, dtype=torch.int64) if labels is None else labels
+        sound = fits(Samples(reply.inputs, known), server.sample, server.classes)
+        if sound and n == self.images_per_client and (labels is not None) == self.conditional:
+            return None
+        return "its images are not those that were asked for"
 
     @client_handler
     def upload(self, client: Client, message: ImagesRequest) -> Images:
@@ -276,15 +251,11 @@ class SDAFL(GANOptions, FedAvg):
     def round(self, server: Server, t: int) -> None:
         """Train with the images' newest labels; label again, average, train at the server."""
         state, cohort = server.state, self.cohort(server, t)
-        control, labels = self.objective_of.down(server), self.compact(state.pool.labels, server.classes)
-        messages = {
-            i: Aided(state.weights, control, labels, None if i in state.holders else state.pool.inputs) for i in cohort
-        }
+        labels = self.compact(state.pool.labels, server.classes)
+        messages = {i: Aided(state.weights, labels, state.delivered.once(i, state.pool.inputs)) for i in cohort}
         individually = self.relabels(t)
-        replies, mean = self.gather(
-            server, cohort, self.train_aided, messages, state.weights, individually=individually
-        )
-        state.holders = sorted({*state.holders, *replies})
+        replies, mean = self.gather(server, cohort, self.train_aided, messages, individually=individually)
+        state.delivered = state.delivered.acknowledged(replies)
         if individually:
             self.label(server, replies)
         state.weights = mean["weights"]
@@ -346,11 +317,9 @@ class SDAFL(GANOptions, FedAvg):
             inputs = client.unlabelled.inputs
             guessed = pseudo_labels(client.model(message.weights), inputs, self.tau)
             unlabelled = Samples(inputs, guessed)[guessed >= 0]
-        loss = self.aided(labelled, unlabelled)
-        done = self.contribute(client, message.weights, message.control, loss)
-        whole = {name: done.trained[name] for name in message.weights}
-        sent = whole if self.sends_model and self.relabels(client.round) else None
-        return AidedUpdate(done.weights, done.samples, done.scale, done.control, sent)
+        done = self.contribute(client, message, self.aided(labelled, unlabelled))
+        model = done.trained if self.sends_model and self.relabels(client.round) else None
+        return done.reply(AidedUpdate, model=model)
 
     def aided(self, synthetic: Samples | None, unlabelled: Samples | None) -> Loss:
         """l_1 + lambda_2 l_2 of equations 6 to 8; l_2 alone as long as no synthetic image has a label.

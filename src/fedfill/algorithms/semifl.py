@@ -15,14 +15,15 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedfill.algorithms import Composable
-from fedfill.algorithms.fedavg import Broadcast, FedAvg
-from fedfill.data.samples import Batch, Samples, draw, normalise
+from fedfill.algorithms import Broadcast, Composable, Update
+from fedfill.algorithms.fedavg import FedAvg
+from fedfill.data.samples import Batch, Samples, draw, fits, normalise
 from fedfill.errors import FedfillError
 from fedfill.models.views import trainable
 from fedfill.privacy.ledger import unbounded
 from fedfill.protocol.client import Client, client_handler
 from fedfill.protocol.messages import Message
+from fedfill.protocol.relay import collect
 from fedfill.protocol.server import Server
 from fedfill.training.augmentation import flips, require_bytes, strong, weak
 from fedfill.training.fit import Context, LocalTraining, Loss, OptimizerName
@@ -53,16 +54,10 @@ class Labelled(Message):
 
 
 @dataclass(frozen=True)
-class Trained(Message):
-    """Client to server: the trained model and the number of samples behind it; no model where there were too few."""
+class Trained(Update):
+    """Client to server: the trained model and the number of confident samples behind it; no model where there were too few."""
 
-    declared: ClassVar = {
-        "weights": unbounded("model update, sent as it is"),
-        "samples": unbounded("number of confident samples, sent as it is"),
-    }
-
-    weights: Weights | None
-    samples: int
+    weights: Weights | None  # type: ignore[assignment]
 
 
 @dataclass(frozen=True)
@@ -136,22 +131,16 @@ class SemiFL(FedAvg):
 
     # Before the first round: the clients' labelled samples
 
-    def preparations(self) -> int:
+    def pretraining_steps(self) -> int:
         """One exchange."""
         return 1
 
-    def prepare(self, server: Server, step: int) -> None:
+    def pretrain(self, server: Server, step: int) -> None:
         """All clients' labelled samples as one pool; who isn't heard of is asked three times."""
-        found: dict[int, Labelled] = {}
-        for _ in range(3):
-            left = [i for i in range(server.clients) if i not in found]
-            if not left:
-                break
-            for i, reply in server.call(left, self.share, LabelledRequest()).items():
-                if sound(reply.samples, server.sample, server.classes):
-                    found[i] = reply
-                else:
-                    server.lose(i, "share", "its samples are none of this task")
+        found = collect(
+            server, self.share, LabelledRequest(),
+            lambda reply: None if fits(reply.samples, server.sample, server.classes) else "its samples are none of this task",
+        )  # fmt: skip
         if not any(reply.unlabelled > 0 for reply in found.values()):
             raise FedfillError(
                 "labelled_per_client: found no client with samples that have no label, on which semifl trains; "
@@ -159,7 +148,7 @@ class SemiFL(FedAvg):
             )
         if missing := [str(i) for i in range(server.clients) if i not in found]:
             server.warn(f"the server's pool is without the labelled samples of client {', '.join(missing)}")
-        pool = [found[i].samples for i in sorted(found)]
+        pool = [reply.samples for reply in found.values()]
         server.state.pool = Samples(torch.cat([s.inputs for s in pool]), torch.cat([s.labels for s in pool]))
 
     @client_handler
@@ -174,8 +163,7 @@ class SemiFL(FedAvg):
         state, cohort = server.state, self.cohort(server, t)
         if t == 0:
             self.refresh(server, cohort)
-        message = Broadcast(state.weights)
-        replies, mean = self.gather(server, cohort, self.train_confident, message, state.weights)
+        replies, mean = self.gather(server, cohort, self.train_confident, Broadcast(state.weights))
         server.note(confident={str(i): reply.samples for i, reply in replies.items()})
         if "weights" in mean:  # else everybody dropped out
             self.follow(server, mean["weights"])
@@ -204,8 +192,7 @@ class SemiFL(FedAvg):
         confident = guessed[probabilities > self.tau]
         if len(confident) < 2:  # batch norm can't train on one
             return Trained(None, 0)
-        done = self.contribute(client, message.weights, None, self.fix_mix(guessed), data=confident)
-        return Trained(done.weights, done.samples)
+        return self.contribute(client, message, self.fix_mix(guessed), data=confident).reply(Trained)
 
     def fix_mix(self, guessed: Samples) -> Loss:
         """Cross-entropy of strongly augmented confident samples, and mixup of weakly augmented ones with any others.
@@ -243,25 +230,6 @@ class SemiFL(FedAvg):
         """Running statistics of the received model on all of the client's samples."""
         data = client.data + client.unlabelled
         return Statistics(recomputed(client.model(message.weights), data.inputs), len(data))
-
-
-def sound(samples: Samples, sample: Samples, classes: int) -> bool:
-    """Whether samples from elsewhere are labelled samples of a task.
-
-    Args:
-        samples: As they came.
-        sample: One of the task's.
-        classes: How many the task has.
-
-    Returns:
-        Whether types, shapes and labels fit.
-    """
-    inputs, labels = samples.inputs, samples.labels
-    if labels.dtype != torch.int64 or labels.dim() != 1 or inputs.dtype != sample.inputs.dtype:
-        return False
-    if inputs.shape != (len(labels), *sample.inputs.shape[1:]):
-        return False
-    return bool((labels >= 0).all() & (labels < classes).all())
 
 
 def statistics_of(model: nn.Module) -> Weights:

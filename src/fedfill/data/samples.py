@@ -82,6 +82,25 @@ class Batch:
     index: Tensor
 
 
+def fits(samples: Samples, sample: Samples, classes: int) -> bool:
+    """Whether samples from elsewhere are labelled samples of a task.
+
+    Args:
+        samples: As they came.
+        sample: One of the task's.
+        classes: How many the task has.
+
+    Returns:
+        Whether types, shapes and labels fit.
+    """
+    inputs, labels = samples.inputs, samples.labels
+    if labels.dtype != torch.int64 or labels.dim() != 1 or inputs.dtype != sample.inputs.dtype:
+        return False
+    if inputs.shape != (len(labels), *sample.inputs.shape[1:]):
+        return False
+    return bool((labels >= 0).all() & (labels < classes).all())
+
+
 def draw(data: Samples, b: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """A mini-batch, each sample of it drawn from all.
 

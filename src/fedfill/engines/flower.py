@@ -151,7 +151,7 @@ class FlowerEngine:
         self._asked: dict[str, tuple[int, float]] = {}  # hello -> node, and when
         self._begun: int | None = None
         self.origin = secrets.token_hex(8)
-        self._preparations = program.preparations()
+        self._pretraining_steps = program.pretraining_steps()
         self._tested = False
         self._gather(wait, enough)
         if not len(test) and not self._tested:
@@ -259,7 +259,7 @@ class FlowerEngine:
 
     def _words(self, t: int) -> dict[str, str | int]:
         """What stands beside each message of a round: hosts find by it the state that the server means."""
-        t += self._preparations  # on the wire the steps before the first round count as rounds
+        t += self._pretraining_steps  # on the wire the steps before the first round count as rounds
         self._begun = t if self._begun is None else self._begun
         return {"digest": self._digest, "round": t, "begun": self._begun, "origin": self.origin}
 
@@ -296,7 +296,7 @@ class FlowerEngine:
                 # every field is a release, whatever the host says of it
                 told = {name.removeprefix(f"{kind}."): release for name, release in answer.releases}
                 known = {item.name for item in fields(answer.reply)}
-                releases = tuple(releases_of(answer.reply, {k: v for k, v in told.items() if k in known}))
+                releases = tuple(releases_of(answer.reply, {k: v for k, v in told.items() if k.split(".")[0] in known}))
                 value = tree.to(answer.reply, self._device)
         except Exception as broken:  # whatever bytes from elsewhere may bring about is their sender's loss alone
             return Outcome(error=Unread(first_line(str(broken))), releases=UNREAD)

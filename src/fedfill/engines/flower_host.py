@@ -211,7 +211,7 @@ def _run(handler: str, kind: Any, office: _Office, message: Tree, words: dict[st
         state = tree.to(state, site.device)
         outcome, new = office.host.serve(
             office.resident, handler, site.client, office.train, office.unlabelled, state, message,
-            t - site.program.preparations(),
+            t - site.program.pretraining_steps(),
         )  # fmt: skip
         office.host.check(handler)
         if outcome.error is not None:

@@ -173,12 +173,12 @@ def _loop(
                 }
             )
 
-        steps = algorithm.preparations() if not done else 0
+        steps = algorithm.pretraining_steps() if not done else 0
         for step in range(len(preparation), steps):
             start = time.perf_counter()
             before = copy.deepcopy(server.costs)
             server.begin(step - steps)
-            algorithm.prepare(server, step)
+            algorithm.pretrain(server, step)
             took = time.perf_counter() - start
             seconds += took
             record = {"step": step + 1, "steps": steps, **_cost(server, before, took)}

@@ -69,7 +69,7 @@ class Client:
         initial: The experiment's initial weights, which every party can make from the seed: they cost no bytes.
         seed: Of the experiment.
         resident: Loads weights into the worker's model.
-        fit: Trains the worker's model.
+        fit: Trains the worker's model; None: nobody may.
         check: Raises where what runs is no longer wanted.
         batches: Makes the mini-batches of a training.
         secret: Makes a stream of noise that nobody else can follow; None: noise comes from the seed.
@@ -87,7 +87,7 @@ class Client:
         initial: Weights,
         seed: int,
         resident: Callable[[Weights], nn.Module],
-        fit: Callable[[Fit], Fitted],
+        fit: Callable[[Fit], Fitted] | None = None,
         check: Callable[[], None] = lambda: None,
         batches: Callable[[Samples, LocalTraining], Iterator[Batch]] = lambda data, training: iter(()),
         secret: Callable[[str], torch.Generator] | None = None,
@@ -152,6 +152,20 @@ class Client:
         """
         return self._batches(self.data if data is None else data, training)
 
+    def keep(self, name: str, received: Tree) -> Any:
+        """What the server sends once: kept in the state where it came, and as it was kept where it did not.
+
+        Args:
+            name: In the client's state.
+            received: A field of the message; None: it came before.
+
+        Returns:
+            What is kept.
+        """
+        if received is not None:
+            setattr(self.state, name, received)
+        return getattr(self.state, name)
+
     def check(self) -> None:
         """End the handler where the run is being stopped or its time is over; for long work of its own, beside `fit`."""
         self._check()
@@ -181,4 +195,6 @@ class Client:
         Returns:
             Trained weights, steps, samples and mean loss.
         """
+        if self._fit is None:
+            raise ContractError("this client has no model to train")
         return self._fit(Fit(weights, loss, self.data if data is None else data, training, samples_per_epoch))

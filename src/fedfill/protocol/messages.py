@@ -20,8 +20,8 @@ HEAVIEST = 2**53
 NOT_FINITE = "the reply holds a NaN or an infinity"
 
 
-class Message(Record):
-    """Base of the messages: subclass it as a frozen dataclass whose fields are everything that crosses.
+class Part(Record):
+    """Base of the typed parts of a message, each with a declaration of its own.
 
     Attributes:
         declared: What fields of a reply release about the client's data, where that is the same for every reply.
@@ -29,6 +29,10 @@ class Message(Record):
     """
 
     declared: ClassVar[Mapping[str, Release]] = {}
+
+
+class Message(Part):
+    """Base of the messages: subclass it as a frozen dataclass whose fields are everything that crosses."""
 
 
 class Lost(Exception):
@@ -225,7 +229,8 @@ def releases_of(reply: Message, declared: Mapping[str, Release]) -> Iterator[tup
 
     Args:
         reply: The whole reply.
-        declared: What the handler declared for this reply; it comes before what the message's class declares.
+        declared: What the handler declared for this reply, by field, or by ``field.field`` within a `Part`; it comes before
+            what the classes declare.
 
     Yields:
         ``Kind.field`` and its release; a field that is empty and not declared by the handler gives nothing away.
@@ -233,11 +238,22 @@ def releases_of(reply: Message, declared: Mapping[str, Release]) -> Iterator[tup
     Raises:
         ContractError: Where something is declared that is no field.
     """
-    kind = type(reply).__name__
-    unknown = declared.keys() - {item.name for item in fields(reply)}  # type: ignore[arg-type]
-    if unknown:
-        raise ContractError(f"a release is declared for '{min(unknown)}', which is no field of {kind}")
-    for item in fields(reply):  # type: ignore[arg-type]
-        if getattr(reply, item.name) is None and item.name not in declared:
-            continue
-        yield f"{kind}.{item.name}", declared.get(item.name) or reply.declared.get(item.name) or UNDECLARED
+    kind, given = type(reply).__name__, dict(declared)
+    yield from ((f"{kind}.{path}", release) for path, release in _releases(reply, "", given))
+    if given:
+        raise ContractError(f"a release is declared for '{min(given)}', which is no field of {kind}")
+
+
+def _releases(part: Part, prefix: str, given: dict[str, Release]) -> Iterator[tuple[str, Release]]:
+    for item in fields(part):  # type: ignore[arg-type]
+        path, value = prefix + item.name, getattr(part, item.name)
+        if path in given:
+            yield path, given.pop(path)
+        elif isinstance(value, Part):
+            yield from _releases(value, f"{path}.", given)
+        elif value is None:
+            # what was declared of a part that is not there: that there is none tells as much
+            for inner in [name for name in given if name.startswith(f"{path}.")]:
+                yield inner, given.pop(inner)
+        else:
+            yield path, part.declared.get(item.name) or UNDECLARED

@@ -1,0 +1,61 @@
+"""What clients make and others receive: asked for until it is there, and sent once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from fedfill.protocol.client import BoundHandler
+from fedfill.protocol.messages import Message
+from fedfill.protocol.server import Server
+from fedfill.tree import Record
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Delivered(Record):
+    """Clients that are known to hold what is sent once; who was not heard of gets it again.
+
+    Attributes:
+        clients: Their numbers, ascending.
+    """
+
+    clients: list[int] = field(default_factory=list)
+
+    def once(self, client: int, thing: T) -> T | None:
+        """What to send a client: the thing, or None where it holds it."""
+        return None if client in self.clients else thing
+
+    def acknowledged(self, replies: Iterable[int]) -> Delivered:
+        """The same after these clients replied."""
+        return Delivered(sorted({*self.clients, *replies}))
+
+
+def collect(
+    server: Server, handler: BoundHandler, message: Message, flaw: Callable[[Any], str | None], attempts: int = 3
+) -> dict[int, Any]:
+    """Ask every client for what it has to share, and those that were not heard of again.
+
+    Args:
+        server: What the algorithm sees.
+        handler: Replies with what it shares.
+        message: To each.
+        flaw: Why a reply makes no sense, in a few words, or None; such a reply is left out and reported.
+        attempts: How often a client is asked at the most.
+
+    Returns:
+        The sound replies by client, in ascending order.
+    """
+    found: dict[int, Any] = {}
+    for _ in range(attempts):
+        missing = [i for i in range(server.clients) if i not in found]
+        if not missing:
+            break
+        for i, reply in server.call(missing, handler, message).items():
+            if (why := flaw(reply)) is None:
+                found[i] = reply
+            else:
+                server.lose(i, handler.__name__, why)
+    return dict(sorted(found.items()))
