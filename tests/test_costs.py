@@ -96,7 +96,7 @@ def expected(name: str, result: fedfill.Result) -> dict[str, dict[str, int]]:
         known = name == "sdafl-ac"
         labels = K * IMAGES * (T if known else T - 1)
         return {
-            "pretrain": {"down": K * 2 * 8, "up": K * 2 * 8},
+            "pretrain_gan": {"down": K * 2 * 8, "up": K * 2 * 8},
             "upload": {"down": K * 8, "up": K * IMAGES * (PIXELS + 8 * known)},
             "train_aided": {"down": K * (T * 4 * P + K * IMAGES * PIXELS + labels), "up": K * T * (4 * P + 8)},
         }

@@ -77,9 +77,7 @@ def world(**settings):
             {name: torch.tensor([float(i)]) for name in ("encoder.w", "classifier.w")},
             10 + 2 * bool(message.sources),
             bool(message.sources) or i in server.state.benefited,
-            [i] if shared else None,
-            [2] if shared else None,
-            torch.full((2, 3), float(i)) if shared else None,
+            Shared([i], [2], torch.full((2, 3), float(i))) if shared else None,
             [[i, 2, 4]] if shared else [],
         )
 
@@ -144,7 +142,7 @@ def test_average_is_weighted_by_the_augmented_size():
     play(algorithm, server, 3)
     plain = engine.script["secondary_client"]
     engine.script["secondary_client"] = lambda i, m, t: SecondaryReply(
-        {name: torch.tensor([float(i)]) for name in m.weights}, [10, 20, 70][i], False, None, None, None, []
+        {name: torch.tensor([float(i)]) for name in m.weights}, [10, 20, 70][i], False, None, []
     )
     server.begin(3)
     algorithm.round(server, 3)
@@ -214,7 +212,7 @@ def test_young_decoder_is_told_in_one_sentence():
         return (
             reply
             if i
-            else SecondaryReply(reply.weights, reply.samples, False, [0], [1], torch.zeros(1, 3), [[0, 1, 10]])
+            else SecondaryReply(reply.weights, reply.samples, False, Shared([0], [1], torch.zeros(1, 3)), [[0, 1, 10]])
         )
 
     engine.script["secondary_client"] = collapsed
@@ -243,7 +241,7 @@ def test_preliminary_end_shares_before_the_first_secondary_round():
 def test_decoder_sync_every_sends_and_averages_it_in_each_preliminary_round():
     algorithm, server, engine = world(decoder_sync="every")
     play(algorithm, server, 1)
-    assert all("decoder.w" in m.weights and m.upload_decoder for _, _, _, m in engine.sent)
+    assert all("decoder.w" in m.decoder and m.upload_decoder for _, _, _, m in engine.sent)
     assert server.state.decoder["decoder.w"].item() == pytest.approx(1.25)
 
 
@@ -398,7 +396,7 @@ def test_single_release_adds_the_noise_that_it_is_charged_for(monkeypatch):
     shared, client = share(algorithm, [20, 20])
     assert shared.codes.std(1).tolist() == pytest.approx([0.5, 0.5], abs=0.03)
     assert shared.codes.mean(1).tolist() == pytest.approx([0, 3], abs=0.04)
-    assert client.releases["codes"].mu == pytest.approx(math.sqrt(4000) / 20 / 0.5)
+    assert client.releases["shared.codes"].mu == pytest.approx(math.sqrt(4000) / 20 / 0.5)
 
 
 @pytest.mark.parametrize(("mechanism", "seed"), [("public_filter", 1), ("paper", 2)])
@@ -430,14 +428,14 @@ def test_means_come_from_the_encoder_that_was_asked_for(encoder, seed, monkeypat
 def test_the_rarest_of_the_shared_classes_is_charged(filtered):
     _, client = share(FedDPMS(alpha=5, sigma=1.0, latent_bound="sigmoid", n_classes=2), [30, 10])
     # l = 16: one record moves the mean of 10 codes by 0.4, that of 30 by a third of it
-    assert client.releases["codes"].conditional_mu == pytest.approx(math.sqrt(5) * 0.4)
+    assert client.releases["shared.codes"].conditional_mu == pytest.approx(math.sqrt(5) * 0.4)
 
 
 def test_noise_in_multiples_of_the_sensitivity_is_that_of_each_class(filtered):
     algorithm = FedDPMS(alpha=5, sigma=2.0, noise="sensitivity", latent_bound="sigmoid", n_classes=2)
     _, client = share(algorithm, [40, 20])
     assert [asked["std"] for asked in filtered] == pytest.approx([2 * 4 / 40, 2 * 4 / 20])  # l = 16
-    assert client.releases["codes"].conditional_mu == pytest.approx(math.sqrt(5) / 2)
+    assert client.releases["shared.codes"].conditional_mu == pytest.approx(math.sqrt(5) / 2)
 
 
 def test_noise_on_the_means_comes_from_the_hosts_own_key():
@@ -446,7 +444,7 @@ def test_noise_on_the_means_comes_from_the_hosts_own_key():
 
     def codes(secret):
         reply, _ = serve(algorithm, "share_client", message, [20, 20], secret, local_weights=without_decoder(2))
-        return reply.codes
+        return reply.shared.codes
 
     drawn = [codes(secret) for secret in (None, b"a" * 32, b"b" * 32)]
     assert torch.equal(drawn[1], codes(b"a" * 32))
@@ -526,7 +524,7 @@ def test_a_client_goes_on_with_its_own_decoder_in_preliminary_training():
         def contribute(self, client, *arguments, beside=None, **options):
             began[client.round, client.id] = beside
             done = super().contribute(client, *arguments, beside=beside, **options)
-            ended[client.round, client.id] = part(done.trained, "decoder")
+            ended[client.round, client.id] = done.beside
             return done
 
     run_rounds(Watched(**{**QUICK, "local_epochs": 1}, preliminary_rounds=3), 3)
@@ -539,7 +537,7 @@ def test_a_client_goes_on_with_its_own_decoder_in_preliminary_training():
 
 
 def ledger_entry(server, name):
-    return next(e for e in server.ledger.account(1e-5)["entries"] if e["released"] == f"SecondaryReply.{name}")
+    return next(e for e in server.ledger.account(1e-5)["entries"] if e["released"] == f"SecondaryReply.shared.{name}")
 
 
 def test_paper_mechanism_has_no_guarantee_and_tells_what_the_noise_alone_would_cost():
@@ -603,7 +601,7 @@ def test_model_updates_and_class_lists_have_no_guarantee():
     open_fields = {e["released"] for e in account["entries"] if e["epsilon"] is None}
     assert {
         "SecondaryReply.weights",
-        "SecondaryReply.classes",
+        "SecondaryReply.shared.classes",
         "Scarce.classes",
         "PreliminaryReply.decoder",
     } <= open_fields

@@ -121,7 +121,7 @@ def test_a_class_is_missing_with_fewer_samples_than_few():
 
 def test_a_client_counts_real_images_alone():
     run = Run(FedZDAC(**QUICK, start_round=0), WIDE, workers=1, participation=1.0, rounds=1)
-    message = ZeroShot(run.server.state.weights, None, True, None)
+    message = ZeroShot(run.server.state.weights, True, None)
     replies = run.server.call([0, 1], run.algorithm.train_augmented, message)
     run.engine.close()
     assert [reply.samples for reply in replies.values()] == [40, 40]

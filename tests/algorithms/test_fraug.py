@@ -326,7 +326,7 @@ def test_what_travels_by_the_bytes():
     assert server.costs.legs == {"train_augmented": [8 * (model + generator + 16), 8 * (model + generator + 8)]}
     local = run_rounds(FRAug(**QUICK, generator_norm="local"), rounds=2, model=WIDE)
     assert local.costs.legs == {"train_augmented": [8 * (model + linear + 16), 8 * (model + linear + 8)]}
-    assert {item.name for item in fields(SharedUpdate)} == {"weights", "samples", "generator"}
+    assert {item.name for item in fields(SharedUpdate)} == {"weights", "samples", "scale", "control", "generator"}
     # what stays: normalisation layers, transformation, prototypes, momenta; and the generator's batch norm where it is local
     for run, own in ((server, 0), (local, 10)):
         private = run.client_states[0]["private"]

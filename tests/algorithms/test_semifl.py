@@ -12,8 +12,8 @@ from torch import nn
 
 import fedfill
 from fedfill.algorithms import Broadcast, semifl
-from fedfill.algorithms.semifl import Labelled, SemiFL, Trained, recomputed, sound, statistics_of
-from fedfill.data.samples import Batch, Samples, draw
+from fedfill.algorithms.semifl import Labelled, SemiFL, Trained, recomputed, statistics_of
+from fedfill.data.samples import Batch, Samples, draw, fits
 from fedfill.errors import FedfillError, checked
 from fedfill.models.networks import ModelSettings, build
 from fedfill.protocol.client import Client, State
@@ -283,8 +283,8 @@ GOOD = bars(6, [0, 3], 1)
     ],
 )
 def test_what_makes_no_sense_stays_out_of_the_pool(bad: Samples):
-    assert sound(GOOD, SAMPLE, 4)
-    assert not sound(bad, SAMPLE, 4)
+    assert fits(GOOD, SAMPLE, 4)
+    assert not fits(bad, SAMPLE, 4)
     server, engine = scripted(3, {"w": torch.tensor([1.0])}, model=One())
     server.state = State(SemiFL().server_state(server.state.weights))
     calls: list[int] = []

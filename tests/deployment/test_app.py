@@ -402,7 +402,7 @@ def test_the_readme_names_every_file_and_setting_that_there_is(app: Path) -> Non
             "semifl", {"labelled_per_client": 5},
             ["`Labelled.samples`: the client's labelled samples themselves: raw data leave it", "how a model does on the host's own test split: right answers"],
         ),
-        ("feddpms", {"n_classes": 1}, ["`SecondaryReply.codes`: the run's account says how it is made"]),
+        ("feddpms", {"n_classes": 1}, ["`SecondaryReply.shared.codes`: the run's account says how it is made"]),
     ],
 )  # fmt: skip
 def test_the_readme_says_what_leaves_a_host_and_how_to_rehearse(

@@ -18,7 +18,7 @@ from tests.helpers import CLASSES, TINY_GAN, prepare, run_rounds, small_federati
 from fedfill import tree
 from fedfill.algorithms import Algorithm, Broadcast, Update
 from fedfill.algorithms.fedavg import FedAvg
-from fedfill.algorithms.feddpms import FedDPMS
+from fedfill.algorithms.feddpms import FedDPMS, Shared
 from fedfill.algorithms.fedmix import FedMix
 from fedfill.algorithms.local import Local
 from fedfill.algorithms.scaffold import Scaffold
@@ -414,8 +414,8 @@ def test_codes_of_a_wrong_shape_are_not_passed_on(tmp_path: Path) -> None:
     def spoil(message: Message, reply: Message) -> Message:
         answer, _ = unpack(reply.content, 2**30)
         if message.metadata.dst_node_id == 100 and message.metadata.message_type == "train.secondary_client":
-            lies = {"classes": [0], "counts": [1], "codes": torch.zeros(1, 3)}
-            answer = Answer(replace(answer.reply, **lies), None, answer.releases)
+            lie = Shared([0], [1], torch.zeros(1, 3))
+            answer = Answer(replace(answer.reply, shared=lie), None, answer.releases)
         return Message(pack(encode(answer)), reply_to=message)
 
     world.engine.grid.spoil = spoil

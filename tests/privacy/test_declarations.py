@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, get_args, get_type_hints
+from typing import Any
 
 import pytest
 
 from fedfill.algorithms import known_algorithms
 from fedfill.engines.flower_messages import handlers_of
-from fedfill.protocol.messages import Part
+from fedfill.privacy.ledger import Release
+from fedfill.protocol.messages import declarations
 
 UNBOUNDED, INDEPENDENT, AT_RUN_TIME = "no guarantee", "independent of the client's data", "decided by the handler"
 
@@ -45,8 +45,7 @@ def replies(name: str) -> dict[str, Any]:
     return {f"{kind.__module__.rsplit('.', 1)[1]}.{kind.__name__}": kind for kind in kinds}
 
 
-def declared(kind: Any, field: str) -> str:
-    release = kind.declared.get(field)
+def declared(release: Release | None) -> str:
     if release is None:
         return AT_RUN_TIME
     if release.mu is None:
@@ -57,21 +56,12 @@ def declared(kind: Any, field: str) -> str:
     return INDEPENDENT
 
 
-def declarations(kind: Any, path: str = "") -> Iterator[tuple[str, str]]:
-    """Of every field, and of those of the typed parts within."""
-    for name, hint in get_type_hints(kind).items():
-        inner = [part for part in (hint, *get_args(hint)) if isinstance(part, type) and issubclass(part, Part)]
-        if name == "declared":
-            continue
-        if inner:
-            yield from declarations(inner[0], f"{path}{name}.")
-        else:
-            yield f"{path}{name}", declared(kind, name)
-
-
 @pytest.mark.parametrize("name", sorted(OURS))
 def test_every_field_is_declared_as_in_the_table(name: str) -> None:
-    found = {message: dict(declarations(kind)) for message, kind in replies(name).items()}
+    found = {
+        message: {path: declared(release) for path, release in declarations(kind)}
+        for message, kind in replies(name).items()
+    }
     assert found == {message: TABLE[message] for message in found}
 
 

@@ -24,8 +24,8 @@ def common() -> Common:
 @pytest.mark.parametrize(
     ("kind", "handler", "message"),
     [
-        (SDAFL, "pretrain", Pretrain(3)),
-        (SDAFLAC, "pretrain", Pretrain(3)),
+        (SDAFL, "pretrain_gan", Pretrain(3)),
+        (SDAFLAC, "pretrain_gan", Pretrain(3)),
         (SDAFL, "upload", ImagesRequest(2)),  # which makes up for a pre-training that was lost
         (FedDPGAN, "train_gan", common()),
     ],

@@ -6,7 +6,7 @@ import re
 import shlex
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from fedfill.errors import FedfillError
 from fedfill.experiment.loop import document_of
 from fedfill.experiment.prepare import Prepared, arrange
 from fedfill.experiment.settings import Experiment
-from fedfill.protocol.messages import Message
+from fedfill.protocol.messages import Message, declarations
 from fedfill.runs.directory import write_atomically, writing
 
 PACKAGE = "federation"
@@ -174,10 +174,9 @@ def _sent(prepared: Prepared) -> str:
         ):  # an algorithm of one's own that does not say what it replies
             lines[f"* what `{handler}` replies; its code says what that is"] = None
             continue
-        for item in fields(reply):  # type: ignore[arg-type]
-            release = reply.declared.get(item.name)
+        for name, release in declarations(reply):
             words = release.mechanism if release is not None else "the run's account says how it is made"
-            lines[f"* `{reply.__name__}.{item.name}`: {words}"] = None
+            lines[f"* `{reply.__name__}.{name}`: {words}"] = None
     shares = {"test": prepared.experiment.client_test, "validation": prepared.experiment.client_validation}
     if splits := [name for name, share in shares.items() if share]:
         lines[

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, cast, get_args, get_type_hints
 
 import torch
 
@@ -257,3 +257,23 @@ def _releases(part: Part, prefix: str, given: dict[str, Release]) -> Iterator[tu
                 yield inner, given.pop(inner)
         else:
             yield path, part.declared.get(item.name) or UNDECLARED
+
+
+def declarations(kind: type[Part], prefix: str = "") -> Iterator[tuple[str, Release | None]]:
+    """What the fields of a reply release by its class, those of its parts included.
+
+    Args:
+        kind: A message, or a part of one.
+        prefix: Of the fields' names.
+
+    Yields:
+        ``field``, or ``field.field`` within a part, and its release; None where the handler decides.
+    """
+    hints = get_type_hints(kind)
+    for item in fields(kind):  # type: ignore[arg-type]
+        hint = hints[item.name]
+        inner = [part for part in (hint, *get_args(hint)) if isinstance(part, type) and issubclass(part, Part)]
+        if inner:
+            yield from declarations(inner[0], f"{prefix}{item.name}.")
+        else:
+            yield prefix + item.name, kind.declared.get(item.name)
