@@ -43,6 +43,11 @@ class Algorithm(BaseModel):
     """Whether there is nothing to do without samples that have no label."""
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     """Settings by data set that stand in for the defaults, where the paper has others for each data set."""
+    paper: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+    """What ``preset=paper`` sets: the paper's own training budget, and its network's settings as ``model.NAME``; under ``""``
+    for all data, under a data set's name for that one."""
+    unfair: ClassVar[str] = ""
+    """What the algorithm must have otherwise than the others in its training, and what would make a comparison fair."""
 
     local_epochs: int = Field(default=5, ge=1)
     """Passes of a client over its data in a round (E); given alone, in place of an algorithm's `local_steps`."""

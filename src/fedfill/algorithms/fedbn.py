@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar, Literal, Self
 
-from pydantic import Field
 from torch import Tensor, nn
 
 from fedfill.algorithms import Broadcast, Update
 from fedfill.algorithms.fedavg import FedAvg
 from fedfill.errors import FedfillError
-from fedfill.models.views import normalisation
+from fedfill.models.views import NORMALISATION, normalisation
 from fedfill.protocol.client import Client, client_handler
 from fedfill.protocol.server import Server
-from fedfill.training.fit import OptimizerName
 from fedfill.tree import Tree, Weights
 
 
@@ -23,19 +21,13 @@ class FedBN(FedAvg):
 
     name = "fedbn"
     personal = True
+    parts: ClassVar[tuple[str, ...]] = (NORMALISATION,)
+    paper: ClassVar = {
+        "": {"optimizer": "sgd", "learning_rate": 0.01, "lr_decay": 1.0, "batch_size": 32, "local_epochs": 1}
+    }
     whole: ClassVar = {"local": ("moon", "scaffold"), "aggregation": ("qffl",)}
     """What needs a whole model of the server's, and so is refused."""
 
-    optimizer: OptimizerName = "sgd"
-    """Of the local training, fresh in each round."""
-    learning_rate: float = Field(default=0.01, gt=0, allow_inf_nan=False)
-    """Step size of the local training."""
-    lr_decay: float = Field(default=1.0, gt=0, le=1)
-    """Factor of the learning rate every `lr_decay_every` rounds; 1 keeps it constant."""
-    batch_size: int = Field(default=32, ge=1)
-    """Samples in a mini-batch (B)."""
-    local_epochs: int = Field(default=1, ge=1)
-    """Passes of a client over its data in a round (E)."""
     weighting: Literal["samples", "uniform"] = "uniform"
     """Weights of the average: all equal, or each client's number of samples."""
 
@@ -48,11 +40,6 @@ class FedBN(FedAvg):
                     f"{axis}: found {method.name} with {self.name}, which needs the whole model of the server's, and a part of it "
                     f"is shared; allowed: {'fedprox' if axis == 'local' else 'fednova, dpfedavg'}, none"
                 )
-        if not normalisation(model):
-            raise FedfillError(
-                f"model: {self.name} keeps normalisation layers at the clients, and {type(model).__name__} has none; "
-                "allowed: --model digits6, --model resnet18, --model cnn2bn, or a module with such layers"
-            )
         return super().resolved(rounds=rounds, model=model, inputs=inputs)
 
     def client_state(self) -> dict[str, Tree]:

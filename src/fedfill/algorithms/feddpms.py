@@ -130,6 +130,7 @@ class FedDPMS(Composable):
     name = "feddpms"
     exchanges = True
     parts = ("encoder", "classifier", "decoder")
+    paper: ClassVar = {"": {"model.latent_activation": "sigmoid"}}
     presets: ClassVar = {
         "fashion_mnist": {"alpha": 50, "sigma": 3.0, "n_classes": 3},
         "cifar10": {"alpha": 200, "sigma": 4.0, "n_classes": 3},

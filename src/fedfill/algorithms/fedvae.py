@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import ClassVar, Literal, Self
 
 from pydantic import Field
 from torch import Tensor, nn
@@ -18,6 +18,7 @@ class FedVAE(FedAvg):
 
     name = "fedvae"
     parts = ("encoder", "classifier", "decoder")
+    paper: ClassVar = {"": {"model.latent_activation": "sigmoid"}}
 
     vae_weight: float = Field(default=0.05, ge=0, allow_inf_nan=False)
     """Weight of divergence and reconstruction loss beside the cross-entropy (lambda)."""

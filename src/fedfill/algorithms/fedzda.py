@@ -19,12 +19,13 @@ from fedfill.algorithms import Broadcast, Update
 from fedfill.algorithms.fedavg import FedAvg
 from fedfill.data.samples import Samples
 from fedfill.errors import FedfillError
+from fedfill.models.views import NORMALISATION
 from fedfill.privacy.ledger import public, unbounded
 from fedfill.protocol.client import Client, client_handler
 from fedfill.protocol.messages import shapes_of
 from fedfill.protocol.server import Server
 from fedfill.synthesis.inversion import Inversion, Statistic, invert, require_statistics
-from fedfill.training.fit import Buffers, OptimizerName
+from fedfill.training.fit import Buffers
 from fedfill.tree import Record, Tree, Weights
 
 
@@ -80,14 +81,9 @@ class Made(Record):
 class _ZeroShotDataAugmentation(FedAvg):
     """What both deployments share: when they begin, and how images are made."""
 
-    batch_size: int = Field(default=10, ge=1)
-    """Samples in a mini-batch (B)."""
-    optimizer: OptimizerName = "sgd"
-    """Of the local training, fresh in each round."""
-    learning_rate: float = Field(default=0.02, gt=0, allow_inf_nan=False)
-    """Step size of the local training."""
-    lr_decay: float = Field(default=1.0, gt=0, le=1)
-    """Factor of the learning rate every `lr_decay_every` rounds; 1 keeps it constant."""
+    parts = (NORMALISATION,)
+    paper: ClassVar = {"": {"batch_size": 10, "optimizer": "sgd", "learning_rate": 0.02, "lr_decay": 1.0}}
+
     weighting: Literal["samples", "uniform"] = "uniform"
     """Weights of the average: all equal (equation 2), or each client's number of samples."""
     start_round: int | None = Field(default=None, ge=0)

@@ -6,7 +6,7 @@ At every client, and averaged: a baseline of SDA-FL's semi-supervised experiment
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Literal, Self
+from typing import ClassVar, Literal, Self
 
 import torch
 from pydantic import Field
@@ -18,7 +18,7 @@ from fedfill.algorithms.fedavg import FedAvg
 from fedfill.data.samples import UNKNOWN, Batch, Samples, draw
 from fedfill.protocol.client import Client, client_handler
 from fedfill.training.augmentation import flips, require_bytes, strong, weak
-from fedfill.training.fit import Context, Loss, OptimizerName
+from fedfill.training.fit import Context, Loss
 
 
 class FixMatch(FedAvg):
@@ -26,17 +26,10 @@ class FixMatch(FedAvg):
 
     name = "fixmatch"
     draws_beside = True
+    paper: ClassVar = {
+        "": {"local_steps": 40, "batch_size": 16, "optimizer": "sgd", "learning_rate": 0.03, "lr_decay": 1.0}
+    }
 
-    local_steps: int | None = Field(default=40, ge=1)
-    """Mini-batches in a round. None: `local_epochs`, over the labelled samples."""
-    batch_size: int = Field(default=16, ge=1)
-    """Labelled samples in a mini-batch."""
-    optimizer: OptimizerName = "sgd"
-    """Of the local training, fresh in each round."""
-    learning_rate: float = Field(default=0.03, gt=0, allow_inf_nan=False)
-    """Step size of the local training."""
-    lr_decay: float = Field(default=1.0, gt=0, le=1)
-    """Factor of the learning rate every `lr_decay_every` rounds; 1 keeps it constant."""
     weighting: Literal["samples", "uniform"] = "uniform"
     """Weights of the average: all equal, or each client's number of labelled samples."""
     unlabelled_batch_size: int = Field(default=64, ge=1)

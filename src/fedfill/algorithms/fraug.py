@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar, Literal, Self
 
@@ -37,7 +37,7 @@ from fedfill.synthesis.embeddings import (
     follow_prototypes,
     initial,
 )  # fmt: skip
-from fedfill.training.fit import training_mode
+from fedfill.training.fit import make_optimizer, training_mode
 from fedfill.tree import Record, Tree, Weights
 
 
@@ -94,30 +94,28 @@ class FRAug(FedBN):
     name = "fraug"
     parts = ("encoder", "classifier")
     presets: ClassVar = {
-        "digits-domains": {
-            "batch_size": 64,
-            "local_steps": 20,
-            "residual_schedule": "constant",
-            "synthetic_gamma": 0.002,
-        },
-        "office_home": {"batch_size": 16, "local_steps": 10, "rtnet_rate": 0.025, "generator_norm": "local"},
-        "pacs": {"batch_size": 32, "local_steps": 5, "generator_weight": 10.0},
+        "digits-domains": {"residual_schedule": "constant", "synthetic_gamma": 0.002},
+        "office_home": {"generator_norm": "local"},
+        "pacs": {"generator_weight": 10.0},
     }
+    paper: ClassVar = {
+        "": {
+            "local_epochs": 1, "local_steps": 10, "batch_size": 32, "optimizer": "sgd", "learning_rate": 0.01, "lr_decay": 1.0,
+            "momentum": 0.5, "generator_rate": 0.05, "rtnet_rate": 0.05,
+        },
+        "digits-domains": {"batch_size": 64, "local_steps": 20},
+        "office_home": {"batch_size": 16, "rtnet_rate": 0.025},
+        "pacs": {"local_steps": 5},
+    }  # fmt: skip
 
-    local_steps: int | None = Field(default=10, ge=1)
-    """Mini-batches in a round. None: `local_epochs`."""
-    batch_size: int = Field(default=32, ge=2)
+    batch_size: int = Field(default=64, ge=2)
     """Samples in a mini-batch (B)."""
-    momentum: float = Field(default=0.5, ge=0, lt=1)
-    """Of all three optimizers; it lasts over rounds."""
-    optimizer: Literal["sgd"] = "sgd"
-    """Of model, generator and transformation network."""
     weighting: Literal["samples", "uniform"] = "samples"
     """Weights of the average: each client's number of samples (the authors' program), or all equal."""
-    generator_rate: float = Field(default=0.05, gt=0, allow_inf_nan=False)
-    """Step size of the generator."""
-    rtnet_rate: float = Field(default=0.05, gt=0, allow_inf_nan=False)
-    """Step size of the transformation network."""
+    generator_rate: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    """Step size of the generator, in all rounds; none: that of the model."""
+    rtnet_rate: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    """Step size of the transformation network, in all rounds; none: that of the model."""
     embedding_latent: int | None = Field(default=None, ge=1, le=2**16)
     """Size of the generator's noise and of the transformation's hidden layer (l); none: half an embedding's."""
     latent_noise: Literal["normal", "uniform"] = "normal"
@@ -134,8 +132,8 @@ class FRAug(FedBN):
     """Share of a mini-batch's class means in the prototypes (m)."""
     residual_schedule: Literal["exponential", "constant"] = "exponential"
     """Weight of the residuals: exp(gamma (t - T)), or always 1."""
-    residual_gamma: float = Field(default=0.01, ge=0, allow_inf_nan=False)
-    """Gamma of the residuals' schedule."""
+    residual_gamma: float | None = Field(default=None, ge=0, allow_inf_nan=False)
+    """Gamma of the residuals' exponential schedule; none: 0.01."""
     synthetic_gamma: float = Field(default=0.01, ge=0, allow_inf_nan=False)
     """Gamma of the schedule of the synthetic embeddings' weight in the loss."""
     synthetic_limit: float = Field(default=0.5, ge=0, le=1)
@@ -166,14 +164,25 @@ class FRAug(FedBN):
                 "allowed: a built-in network without projection, or a module with the parts encoder and classifier = torch.nn.Linear"
             )
         _require_scores_of_the_head(model, inputs)
+        constant = self.residual_schedule == "constant"
+        if constant and self.residual_gamma is not None:
+            raise FedfillError(
+                f"residual_gamma: found {self.residual_gamma:g} with residual_schedule=constant, which has none; allowed: none"
+            )
         latent = self.embedding_latent or max(1, head.in_features // 2)
         # FedAvg's and not FedBN's: without normalisation layers a client still has its own transformation and prototypes
         resolved = super(FedBN, self).resolved(rounds=rounds, model=model, inputs=inputs)
-        return resolved.model_copy(update={"embedding_latent": latent})
+        return resolved.model_copy(
+            update={
+                "embedding_latent": latent,
+                "residual_gamma": None if constant else 0.01 if self.residual_gamma is None else self.residual_gamma,
+            }
+        )
 
     def residual_weight(self, t: int, rounds: int) -> float:
         """a_t, in (0, 1]: how much of a residual is added in round `t` of `rounds`, from 0."""
-        return 1.0 if self.residual_schedule == "constant" else math.exp(self.residual_gamma * (t - rounds))
+        gamma = self.residual_gamma
+        return 1.0 if self.residual_schedule == "constant" or gamma is None else math.exp(gamma * (t - rounds))
 
     def synthetic_weight(self, t: int, rounds: int) -> float:
         """b_t, up to `synthetic_limit`: the weight of the synthetic embeddings' loss in round `t` of `rounds`, from 0."""
@@ -221,7 +230,7 @@ class FRAug(FedBN):
         with draws_from(model, client.stream("draws")):
             for step, batch in enumerate(client.batches(training)):
                 update.classification(batch.inputs, batch.labels)
-                if step % self.generator_every == 0:
+                if step % self.generator_every == 0 and (self.on_real or self.on_prototypes):
                     update.generation(batch.inputs, batch.labels)
         trained = weights_of(model)
         client.state.own = {name: trained[name] for name in own}
@@ -268,16 +277,14 @@ class _LocalUpdate:
         self.prototypes, self.seen = nets.kept.prototypes, nets.kept.seen
         self.rotations, self.classes = list(nets.kept.rotations), client.classes
         self.stream = client.stream("embeddings")
-        rate = settings.training(client.round).learning_rate
-        groups = ((model, rate), (self.generator, settings.generator_rate), (self.rtnet, settings.rtnet_rate))
+        training = settings.training(client.round)
+        others = [
+            replace(training, learning_rate=rate or training.learning_rate, weight_decay=0.0)
+            for rate in (settings.generator_rate, settings.rtnet_rate)
+        ]
         self.optimizers = [
-            torch.optim.SGD(
-                module.parameters(),
-                step,
-                settings.momentum,
-                weight_decay=settings.weight_decay if module is model else 0.0,
-            )
-            for module, step in groups
+            make_optimizer(list(module.parameters()), its, fused=False)
+            for module, its in zip((model, self.generator, self.rtnet), (training, *others), strict=True)
         ]
         for optimizer, state in zip(self.optimizers, nets.kept.momenta or [], strict=False):
             groups_now = optimizer.state_dict()["param_groups"]

@@ -5,7 +5,7 @@ At every client, and averaged: a baseline of SDA-FL's semi-supervised experiment
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -15,7 +15,7 @@ from fedfill.algorithms import Broadcast, Update
 from fedfill.algorithms.fedavg import FedAvg
 from fedfill.data.samples import Batch, Samples, draw
 from fedfill.protocol.client import Client, client_handler
-from fedfill.training.fit import Context, Loss, OptimizerName
+from fedfill.training.fit import Context, Loss
 from fedfill.training.mixup import draw_lambda, mixup_loss
 from fedfill.training.pseudo_labels import pseudo_labels
 
@@ -25,17 +25,10 @@ class Mixup(FedAvg):
 
     name = "mixup"
     draws_beside = True
+    paper: ClassVar = {
+        "": {"local_steps": 40, "batch_size": 16, "optimizer": "sgd", "learning_rate": 0.03, "lr_decay": 1.0}
+    }
 
-    local_steps: int | None = Field(default=40, ge=1)
-    """Mini-batches in a round. None: `local_epochs`, over the labelled samples."""
-    batch_size: int = Field(default=16, ge=1)
-    """Labelled samples in a mini-batch."""
-    optimizer: OptimizerName = "sgd"
-    """Of the local training, fresh in each round."""
-    learning_rate: float = Field(default=0.03, gt=0, allow_inf_nan=False)
-    """Step size of the local training."""
-    lr_decay: float = Field(default=1.0, gt=0, le=1)
-    """Factor of the learning rate every `lr_decay_every` rounds; 1 keeps it constant."""
     weighting: Literal["samples", "uniform"] = "uniform"
     """Weights of the average: all equal, or each client's number of labelled samples."""
     mixup_alpha: float = Field(default=1.0, ge=0, allow_inf_nan=False)

@@ -20,7 +20,7 @@ from torch.nn import functional
 from fedfill.algorithms import Broadcast, Update
 from fedfill.algorithms.fedavg import FedAvg
 from fedfill.errors import FedfillError
-from fedfill.models.views import first_names, normalisation, trainable
+from fedfill.models.views import NORMALISATION, first_names, normalisation, part, trainable
 from fedfill.protocol.client import Client, client_handler
 from fedfill.tree import Tree, Weights
 
@@ -33,8 +33,8 @@ class PartialFed(FedAvg):
 
     strategy: Literal["fixed", "adaptive"] = "adaptive"
     """Which layers are loaded: all but those of `keep`, or those that each client learns to load (section 3.3)."""
-    keep: Literal["norm", "head", "norm_head"] = "norm_head"
-    """With strategy=fixed: what stays at the client: normalisation layers, the part `classifier`, or both."""
+    keep: Literal["norm", "head", "norm_head"] | None = None
+    """With strategy=fixed: what stays at the client: normalisation layers, the part `classifier`, or both (none too)."""
     policy_batches: int = Field(default=5, ge=0)
     """With strategy=adaptive: mini-batches on which the policy is trained before each local training."""
     policy_rate: float = Field(default=0.1, gt=0, allow_inf_nan=False)
@@ -49,16 +49,20 @@ class PartialFed(FedAvg):
                 f"aggregation: found {self.aggregation.name} with {self.name}, whose clients begin elsewhere than at the global "
                 "model, so that their steps are none from it; allowed: none"
             )
-        if self.strategy == "fixed":
-            if "norm" in self.keep and not normalisation(model):
-                raise FedfillError(
-                    f"keep: found {self.keep}, and {type(model).__name__} has no normalisation layers; allowed: head"
-                )
-            if "head" in self.keep and "classifier" not in dict(model.named_children()):
-                raise FedfillError(
-                    f"keep: found {self.keep}, and {type(model).__name__} has no part 'classifier'; allowed: norm"
-                )
-        return super().resolved(rounds=rounds, model=model, inputs=inputs)
+        if self.strategy == "adaptive" and self.keep is not None:
+            raise FedfillError(
+                f"keep: found {self.keep} with strategy=adaptive, which learns what to keep; allowed: none"
+            )
+        resolved = super().resolved(rounds=rounds, model=model, inputs=inputs)
+        return resolved.model_copy(update={"keep": self.keep or "norm_head"}) if self.strategy == "fixed" else resolved
+
+    def needs(self) -> tuple[str, ...]:
+        """What stays at the client, where it is given."""
+        if self.strategy == "adaptive":
+            return super().needs()
+        norm = (NORMALISATION,) if self.keep != "head" else ()
+        head = ("classifier",) if self.keep != "norm" else ()
+        return (*super().needs(), *norm, *head)
 
     def client_state(self) -> dict[str, Tree]:
         """The client's last model, and the logits of its policy, ``[layers, 2]``: global and own."""
@@ -88,9 +92,8 @@ class PartialFed(FedAvg):
 
     def kept(self, model: nn.Module, weights: Weights) -> set[str]:
         """Names of the tensors that stay at the client (strategy=fixed)."""
-        found = normalisation(model) if "norm" in self.keep else set()
-        head = {name for name in weights if name.split(".", 1)[0] == "classifier"}
-        return found | head if "head" in self.keep else found
+        head = set(part(weights, "classifier")) if self.keep != "norm" else set()
+        return head | normalisation(model) if self.keep != "head" else head
 
     def adapt(self, client: Client, received: Weights, last: Weights) -> Weights:
         """Train the policy on a few mini-batches, and load what it prefers.

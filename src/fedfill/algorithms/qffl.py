@@ -7,12 +7,13 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from fedfill.algorithms import Start
+from fedfill.algorithms import Composable, Start
 from fedfill.algorithms.fedavg import FedAvg
 from fedfill.errors import FedfillError
 from fedfill.models.views import trainable
 from fedfill.protocol.server import Server
 from fedfill.training.evaluation import mean_loss
+from fedfill.training.fit import OptimizerName
 from fedfill.tree import Weights
 
 
@@ -21,12 +22,27 @@ class QFFL(FedAvg):
 
     name = "qffl"
     scales = True
+    unfair = "it takes 1 / learning_rate for the loss's curvature, which only plain gradient steps have; give the others optimizer=sgd and its learning_rate"
 
     q: float = Field(default=1.0, ge=0, allow_inf_nan=False)
     """How much fairness weighs; 0 is the plain mean of the clients."""
 
+    optimizer: OptimizerName = "sgd"
+    """Of the local training: sgd, since the step size stands for the loss's curvature."""
+    learning_rate: float = Field(default=0.05, gt=0, allow_inf_nan=False)
+    """Step size of the local training."""
     weighting: Literal["uniform"] = "uniform"
     """Clients count by their losses, and not by their samples."""
+
+    def check_compatible(self, host: Composable) -> None:
+        """With another optimizer L = 1 / learning rate is huge, h with it, and the model would never move."""
+        super().check_compatible(host)
+        if self.q and (host.optimizer != "sgd" or host.momentum):
+            found = f"optimizer={host.optimizer}" + (f" and momentum={host.momentum:g}" if host.momentum else "")
+            raise FedfillError(
+                f"optimizer: found {found} with qffl, whose steps are measured in 1 / learning_rate; allowed: optimizer=sgd "
+                "and momentum=0, or q=0"
+            )
 
     def pack(self, start: Start, trained: Weights, steps: int) -> tuple[Weights, float]:
         """Delta_i = F_i^q L (w_t - w_i) in the place of the parameters, and h_i; L is 1 / learning rate (lines 6 to 8)."""

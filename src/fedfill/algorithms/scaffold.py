@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -21,10 +21,14 @@ class Scaffold(FedAvg):
     """FedAvg whose local gradients are corrected by control variates (algorithm 1, option II)."""
 
     name = "scaffold"
+    paper: ClassVar = {"": {"learning_rate": 0.05}}
+    unfair = (
+        "its control variates are read off plain gradient steps; give the others optimizer=sgd and its learning_rate"
+    )
 
     optimizer: OptimizerName = "sgd"
     """Of the local training: sgd, since the control variates are read off its steps."""
-    learning_rate: float = Field(default=0.05, gt=0, allow_inf_nan=False)
+    learning_rate: float = Field(default=0.01, gt=0, allow_inf_nan=False)
     """Step size of the local training."""
     weighting: Literal["samples", "uniform"] = "uniform"
     """Weights of the average: all equal, as in the paper, or each client's number of samples."""

@@ -27,7 +27,7 @@ from fedfill.protocol.relay import Delivered, collect
 from fedfill.protocol.server import Server
 from fedfill.synthesis import gan
 from fedfill.synthesis.gan import GANOptions, GANSettings
-from fedfill.training.fit import Context, Loss, OptimizerName
+from fedfill.training.fit import Context, Loss
 from fedfill.training.mixup import draw_lambda, mixup_loss
 from fedfill.training.pseudo_labels import labelling, pseudo_labels
 from fedfill.tree import Tree, Weights
@@ -105,19 +105,15 @@ class SDAFL(GANOptions, FedAvg):
     draws_beside = True
     presets: ClassVar = {
         "cifar10": {"gan_iterations": 36_000, "server_steps": 10},
-        "covid": {"gan_iterations": 4_500, "server_steps": 10, "local_steps": 30},
+        "covid": {"gan_iterations": 4_500, "server_steps": 10},
+    }
+    paper: ClassVar = {  # 40 steps in the semi-supervised experiments
+        "": {"local_steps": 90, "optimizer": "sgd", "learning_rate": 0.03, "lr_decay": 1.0},
+        "covid": {"local_steps": 30},
     }
     conditional: ClassVar = False
     """Whether the GANs know the labels of what they make."""
 
-    local_steps: int | None = Field(default=90, ge=1)
-    """Mini-batches in a round (E); 40 in the paper's semi-supervised experiments. None: `local_epochs`."""
-    optimizer: OptimizerName = "sgd"
-    """Of the local training and the server's, fresh in each round."""
-    learning_rate: float = Field(default=0.03, gt=0, allow_inf_nan=False)
-    """Step size of both."""
-    lr_decay: float = Field(default=1.0, gt=0, le=1)
-    """Factor of the learning rate every `lr_decay_every` rounds; 1 keeps it constant."""
     weighting: Literal["samples", "uniform"] = "uniform"
     """Weights of the average: all equal, or each client's number of real samples."""
     images_per_client: int = Field(default=4000, ge=1)

@@ -26,7 +26,7 @@ from fedfill.protocol.messages import Message
 from fedfill.protocol.relay import collect
 from fedfill.protocol.server import Server
 from fedfill.training.augmentation import flips, require_bytes, strong, weak
-from fedfill.training.fit import Context, LocalTraining, Loss, OptimizerName
+from fedfill.training.fit import Context, LocalTraining, Loss
 from fedfill.training.mixup import draw_lambda, mixup_loss
 from fedfill.training.pseudo_labels import predicted
 from fedfill.tree import Tree, Weights
@@ -78,18 +78,11 @@ class SemiFL(FedAvg):
 
     name = "semifl"
     draws_beside = True
+    paper: ClassVar = {
+        "": {"local_steps": 40, "batch_size": 16, "optimizer": "sgd", "learning_rate": 0.03, "lr_decay": 1.0}
+    }
     unlabelled = True
 
-    local_steps: int | None = Field(default=40, ge=1)
-    """Mini-batches of a client in a round. None: `local_epochs`."""
-    batch_size: int = Field(default=16, ge=1)
-    """Labelled samples in a mini-batch of the server."""
-    optimizer: OptimizerName = "sgd"
-    """Of the local training and the server's, fresh in each round."""
-    learning_rate: float = Field(default=0.03, gt=0, allow_inf_nan=False)
-    """Step size of both."""
-    lr_decay: float = Field(default=1.0, gt=0, le=1)
-    """Factor of the learning rate every `lr_decay_every` rounds; 1 keeps it constant."""
     weighting: Literal["samples", "uniform"] = "uniform"
     """Weights of the average: all equal, or each client's number of confident samples."""
     unlabelled_batch_size: int = Field(default=64, ge=2)
@@ -150,6 +143,13 @@ class SemiFL(FedAvg):
             server.warn(f"the server's pool is without the labelled samples of client {', '.join(missing)}")
         pool = [reply.samples for reply in found.values()]
         server.state.pool = Samples(torch.cat([s.inputs for s in pool]), torch.cat([s.labels for s in pool]))
+        lone = min(len(server.state.pool), self.batch_size) == 1
+        if lone and self.server_steps and self.buffers == "average" and statistics_of(server.model(server.initial)):
+            what = "labelled_per_client" if len(server.state.pool) == 1 else "batch_size"
+            raise FedfillError(
+                f"{what}: found 1, and the server of semifl can't train batch norm on one labelled sample; allowed: at least 2, "
+                "buffers=frozen, or a network without batch norm"
+            )
 
     @client_handler
     def share(self, client: Client, message: LabelledRequest) -> Labelled:

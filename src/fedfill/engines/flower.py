@@ -42,7 +42,7 @@ from fedfill.engines.runner import make_resident
 from fedfill.errors import FedfillError
 from fedfill.privacy.ledger import unbounded
 from fedfill.protocol.messages import HEAVIEST, Answers, Average, Lost, Message, Outcome, releases_of
-from fedfill.training.evaluation import Evaluation, divergence, score_all, shares
+from fedfill.training.evaluation import Evaluation, divergence, largest_share, score_all, shares
 from fedfill.tree import Tree, Weights
 
 __all__ = ["Context", "FlowerEngine", "Grid", "ServerApp", "server_app"]
@@ -208,9 +208,11 @@ class FlowerEngine:
         if len(self._test):
             self._resident.load(weights)
             scored = score_all(self._resident, self._test)
-            by_class = shares(scored.correct, self._test.labels, self._classes)
-            accuracy, loss = float(scored.correct.double().mean()), float(scored.losses.double().mean())
-            return Evaluation(accuracy, loss, by_class, by_client, held)
+            labels = self._test.labels
+            correct, loss = scored.predicted == labels, float(scored.losses.double().mean())
+            by_class = shares(correct, labels, self._classes)
+            largest = largest_share(scored.predicted), largest_share(labels)
+            return Evaluation(float(correct.double().mean()), loss, by_class, by_client, held, *largest)
         hits = [sum(s.correct[c] for s in scores.values()) for c in range(self._classes)]
         sizes = [sum(s.samples[c] for s in scores.values()) for c in range(self._classes)]
         if not sum(sizes) and diverged is not None:
@@ -222,7 +224,7 @@ class FlowerEngine:
             )
         by_class = [hit / size if size else None for hit, size in zip(hits, sizes, strict=True)]
         loss = sum(s.loss for s in scores.values()) / sum(sizes)
-        return Evaluation(sum(hits) / sum(sizes), loss, by_class, by_client, held)
+        return Evaluation(sum(hits) / sum(sizes), loss, by_class, by_client, held, None, max(sizes) / sum(sizes))
 
     def _scores(self, weights: Weights, t: int) -> tuple[dict[int, Scores], float | None]:
         """What the hosts' scores are, and a loss that is none in scores that are plausible otherwise."""

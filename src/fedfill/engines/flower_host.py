@@ -285,7 +285,8 @@ def _score(office: _Office, message: Tree, words: dict[str, Any]) -> Answer:
     loss = 0.0
     if len(own):
         scored = score_all(office.resident, own)
-        correct = torch.bincount(own.labels, weights=scored.correct.double(), minlength=site.classes).long().tolist()
+        hits = scored.predicted == own.labels
+        correct = torch.bincount(own.labels[hits], minlength=site.classes).tolist()
         loss = float(scored.losses.double().sum())
-    validated = int(score_all(office.resident, held).correct.sum())
+    validated = int((score_all(office.resident, held).predicted == held.labels).sum())
     return Answer(Scores(correct, own.counts(site.classes), loss, validated, len(held)))

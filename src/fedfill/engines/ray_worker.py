@@ -295,7 +295,7 @@ class Actor:
 
 def send_scored(scored: Scored) -> Outcomes:
     """What was scored, as it crosses."""
-    return scored.correct.cpu().numpy(), scored.losses.cpu().numpy()
+    return scored.predicted.cpu().numpy(), scored.losses.cpu().numpy()
 
 
 def receive_scored(outcomes: Outcomes) -> Scored:

@@ -22,7 +22,6 @@ from fedfill.errors import FedfillError
 from fedfill.experiment.prepare import Prepared
 from fedfill.experiment.settings import Experiment
 from fedfill.experiment.summary import Result, summarise
-from fedfill.models.networks import ModelSettings
 from fedfill.privacy.ledger import Ledger
 from fedfill.protocol.client import State
 from fedfill.protocol.engine import Engine
@@ -103,8 +102,6 @@ def execute(
 def document_of(experiment: Experiment) -> dict[str, Any]:
     """What ``experiment.toml`` holds. TOML has no null: an empty setting is the word that `checked` reads as one."""
     document = {key: value for key, value in experiment.model_dump().items() if value is not None}
-    if document["model_settings"]:  # what a record of the model leaves out where it is none: from scratch, say
-        document["model_settings"] = {**dict.fromkeys(ModelSettings.model_fields), **document["model_settings"]}
     for table in ("settings", "model_settings"):
         document[table] = {key: "none" if value is None else value for key, value in document[table].items()}
     return {"version": __version__, **document}

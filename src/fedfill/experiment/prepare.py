@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from torch import nn
 
@@ -20,7 +20,7 @@ from fedfill.experiment.digest import digest
 from fedfill.experiment.settings import Experiment
 from fedfill.experiment.trial import copied, require_fit, with_lone_samples_noted
 from fedfill.models.layers import with_streams
-from fedfill.models.networks import ModelSettings, build
+from fedfill.models.networks import ModelSettings, build, choose, record_of
 from fedfill.models.pretrained import load
 from fedfill.models.views import require_parts, weights_of
 from fedfill.streams import derive
@@ -58,7 +58,7 @@ class Prepared:
 
 def prepare(
     experiment: Experiment, *, data: Any = None, partition: Any = None, model: nn.Module | None = None,
-    algorithm: type[Algorithm] | None = None, federation: Federation | None = None,
+    algorithm: type[Algorithm] | None = None, federation: Federation | None = None, needs: Collection[str] = (),
 ) -> Prepared:  # fmt: skip
     """Load the data, divide it, build the network and check that everything fits together.
 
@@ -69,6 +69,7 @@ def prepare(
         model: A module in place of the experiment's name.
         algorithm: A class in place of the experiment's name.
         federation: The data, divided; None: as the experiment says.
+        needs: What ``auto`` looks for in a network beside this algorithm's needs: those of others that shall use the same.
 
     Returns:
         All parts, nothing written.
@@ -96,14 +97,7 @@ def prepare(
         raise FedfillError(
             f"engine: found flower with algorithm={kind.name}, which is no federation of hosts; allowed: local and ray"
         )
-    own, models = dict(experiment.settings), dict(experiment.model_settings)
-    presets = dict(kind.presets.get(experiment.data, {}))
-    optional = type(None) in get_args(kind.model_fields["local_steps"].annotation)
-    if "local_epochs" in own and optional:
-        # who asks for epochs gets them, and not the mini-batches that an algorithm has by default
-        presets["local_steps"] = None
-    settings = checked(kind, {**presets, **own})
-    model_settings = checked(ModelSettings, models, "model setting")
+    settings, model_settings = _checked_settings(kind, experiment)
     if federation is None:
         federation = divide(experiment, data=data, partition=partition)
     cohort = max(1, round(experiment.participation * len(federation.clients)))
@@ -120,9 +114,14 @@ def prepare(
         federation = federation.pooled()
     if kind.personal and experiment.engine == "flower":
         federation = _at_their_hosts(federation, experiment)
+    name = experiment.model
     if model is None:
+        if name == "auto":
+            wanted = {*settings.needs(), *needs}
+            name, model_settings, why = choose(federation.shape, model_settings, wanted)
+            federation = replace(federation, notes=(*federation.notes, why))
         network: nn.Module = build(
-            experiment.model,
+            name,
             federation.shape,
             federation.classes,
             model_settings,
@@ -138,7 +137,7 @@ def prepare(
                 f"model: found {model!r}; allowed: a name of 'fedfill list models' or an instance of torch.nn.Module"
             )
         network = with_streams(copied(model))
-        if models:
+        if models := experiment.model_settings:
             raise FedfillError(
                 f"model setting: found {', '.join(models)}; these go with the built-in networks, and the model is a module of your own"
             )
@@ -152,11 +151,28 @@ def prepare(
     final = experiment.model_copy(
         update={
             "clients": len(federation.clients),
+            "model": name,
             "settings": settings.model_dump(),
-            "model_settings": {} if model is not None else model_settings.model_dump(),
+            "model_settings": {} if model is not None else record_of(name, model_settings),
+            "preset": None,
         }
     )
     return Prepared(final, settings, federation, network, weights_of(network))
+
+
+def _checked_settings(kind: type[Algorithm], experiment: Experiment) -> tuple[Algorithm, ModelSettings]:
+    """What was given, over the paper's own where that is asked for, over what the algorithm has for the data set."""
+    presets = dict(kind.presets.get(experiment.data, {}))
+    if experiment.preset is not None:
+        presets |= {**kind.paper.get("", {}), **kind.paper.get(experiment.data, {})}
+    if "local_epochs" in experiment.settings:
+        # who asks for epochs gets them, and not the mini-batches of the paper
+        presets.pop("local_steps", None)
+    own, models = split_settings(kind, presets)
+    if experiment.model not in ("auto", "cnn2", "cnn4"):
+        models = {}  # a paper's word on its own network
+    settings = checked(kind, {**own, **experiment.settings})
+    return settings, checked(ModelSettings, {**models, **experiment.model_settings}, "model setting")
 
 
 def divide(experiment: Experiment, *, data: Any = None, partition: Any = None) -> Federation:
@@ -213,7 +229,7 @@ def default_directory(prepared: Prepared) -> Path:
 
 def arrange(
     algorithm: str | type[Algorithm], *, data: Any, partition: Any, model: str | nn.Module,
-    federation: Federation | None = None, **options: Any,
+    federation: Federation | None = None, needs: Collection[str] = (), **options: Any,
 ) -> Prepared:  # fmt: skip
     """The parts of an experiment from the words of `run`, checked, nothing written.
 
@@ -223,6 +239,7 @@ def arrange(
         partition: As in `run`.
         model: As in `run`.
         federation: The data, divided, in place of what `data` and `partition` say.
+        needs: As in `prepare`.
         **options: As in `run`.
 
     Returns:
@@ -262,6 +279,7 @@ def arrange(
         model=None if isinstance(model, str) else model,
         algorithm=kind,
         federation=federation,
+        needs=needs,
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from numbers import Integral
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -66,6 +66,8 @@ class Experiment(BaseModel):
     """Seconds that a client has for one call; a later reply is left out; none: as long as it takes."""
     delta: float = Field(default=1e-5, gt=0, lt=1)
     """Delta at which the privacy account gives epsilon."""
+    preset: Literal["paper"] | None = None
+    """Budget of the local training: paper for that of the algorithm's own paper; none: the same one for all algorithms."""
     settings: dict[str, Any] = Field(default_factory=dict)
     """Settings of the algorithm and its local training."""
     model_settings: dict[str, Any] = Field(default_factory=dict)

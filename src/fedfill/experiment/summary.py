@@ -18,6 +18,10 @@ from fedfill.protocol.server import Server
 from fedfill.training.evaluation import FAIRNESS
 from fedfill.tree import Weights
 
+CONSTANT, AT_CHANCE = 0.98, 0.01
+"""Share of the test set in one predicted class, and distance of the accuracy from the largest class's share, that tell a
+model which has learnt nothing."""
+
 
 def accuracy_by_round(records: Sequence[Mapping[str, Any]]) -> dict[int, float]:
     """Accuracy on the test set of the rounds that were evaluated.
@@ -81,6 +85,26 @@ def selected(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "selected_validation": max(means),
         **{f"selected_{name}": best[name] for name in figures},
     }
+
+
+def collapse(record: Mapping[str, Any]) -> str | None:
+    """What is wrong with a model that knows nothing of the classes: it names one alone, or is no better than that.
+
+    Args:
+        record: Of a round with an evaluation.
+
+    Returns:
+        A sentence; None where the model has learnt something, or nobody looked.
+    """
+    most, largest, accuracy = record.get("most_predicted"), record.get("largest_class"), record["accuracy"]
+    helps = "try a smaller learning_rate, another optimizer or more rounds"
+    if largest is None or largest >= CONSTANT:  # a test set of one class tells nothing
+        return None
+    if most is not None and most >= CONSTANT:
+        return f"the model takes {most:.0%} of the test set for one and the same class; {helps}"
+    if abs(accuracy - largest) <= AT_CHANCE:
+        return f"an accuracy of {accuracy:.3f} is that of always naming the largest class ({largest:.3f}); {helps}"
+    return None
 
 
 def _machine(device: str) -> str:
@@ -150,7 +174,8 @@ def summarise(
         "weights_sha256": tree.sha256(weights),
         **({"preparation": preparation} if preparation else {}),
         "lost_replies": sum(len(record["lost"]) for record in (*preparation, *records)),
-        "warnings": [f"{_when(record)}: {text}" for record in (*preparation, *records) for text in record["warnings"]],
+        "warnings": [f"{_when(record)}: {text}" for record in (*preparation, *records) for text in record["warnings"]]
+        + ([f"{_when(last)}: {sentence}"] if (sentence := collapse(last)) else []),
         "notes": list(prepared.federation.notes),
         "privacy": server.ledger.account(experiment.delta),
     }

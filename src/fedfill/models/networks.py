@@ -25,9 +25,10 @@ from torch import Tensor, nn
 from fedfill.errors import FedfillError, did_you_mean
 from fedfill.models.layers import Dropout, Gaussian
 from fedfill.models.residual import resnet18
+from fedfill.models.views import NORMALISATION
 
 NAMES = {
-    "auto": "the FedDPMS paper's network for the images' shape: cnn2 for grey images, cnn4 for colour; mlp for rows of numbers",
+    "auto": "what the algorithm can use: cnn2 for grey images, cnn4 for colour, with batch norm (width=wide) where it is needed; mlp for rows of numbers",
     "cnn2": "two 3x3 convolutions with 2x2 pooling, a latent layer, a linear classifier (supplement, FMNIST column)",
     "cnn4": "four 3x3 convolutions with 2x2 pooling, a latent layer, a linear classifier (supplement, CIFAR column)",
     "cnn2bn": "the Fed-ZDA paper's: two convolutions with batch norm and pooling, and a linear classifier; two hidden layers for colour",
@@ -48,8 +49,8 @@ class ModelSettings(BaseModel):
     """The paper's tables, or the widths that the authors' program uses (PReLU, batch norm, dropout)."""
     latent: int | None = Field(default=None, ge=1, le=4096)
     """Size l of the latent layer; none: 32 for grey images of at least 16 pixels, 16 below, 128 for colour."""
-    latent_activation: Literal["sigmoid", "relu", "none"] = "sigmoid"
-    """Activation of the latent layer of every network; the paper puts a sigmoid into all of them."""
+    latent_activation: Literal["sigmoid", "relu", "none"] = "none"
+    """Activation of the latent layer; FedDPMS's paper puts a sigmoid into every network, which slows down all but FedDPMS."""
     dropout: float | None = Field(default=None, ge=0, lt=1)
     """Dropout of the wide networks; none: 0.2 for colour, 0 for grey, as in the authors' program."""
     projection: int | None = Field(default=None, ge=1, le=4096)
@@ -59,6 +60,44 @@ class ModelSettings(BaseModel):
     """Front of resnet18: a 3x3 convolution, for small images (none does the same), or ImageNet's for those of 64 pixels and more: a 7x7 one with stride 2, and pooling."""
     weights: str | None = Field(default=None, exclude_if=lambda value: value is None)
     """File with the weights to begin with, .safetensors or a state dict as .pt or .pth, by our names or torchvision's of its resnet18; none: from scratch."""
+
+
+OF_THE_LATENT = ("width", "latent", "latent_activation", "dropout")
+"""Settings that only networks with a latent layer have."""
+
+
+def choose(shape: tuple[int, ...], settings: ModelSettings, needs: Collection[str]) -> tuple[str, ModelSettings, str]:
+    """The network that ``auto`` stands for: the same one for all algorithms with these needs together.
+
+    Args:
+        shape: Of one input.
+        settings: As they were given.
+        needs: Of all algorithms that shall use it: named parts, and `NORMALISATION`.
+
+    Returns:
+        Its name, its settings, and a sentence that says which and why.
+    """
+    if len(shape) != 3:
+        return "mlp", settings, "Network: mlp, since the inputs are no images."
+    name, kind = ("cnn2", "grey images") if shape[0] == 1 else ("cnn4", "colour images")
+    if NORMALISATION in needs and "width" not in settings.model_fields_set:
+        wide = settings.model_copy(update={"width": "wide"})
+        return name, wide, f"Network: {name} with width=wide, for {kind} and an algorithm that needs batch norm."
+    return name, settings, f"Network: {name}, for {kind}."
+
+
+def record_of(name: str, settings: ModelSettings) -> dict[str, object]:
+    """The settings that a network has: a record leaves out what does not apply to it, whose default may change.
+
+    Args:
+        name: Of the network.
+        settings: As they were checked.
+
+    Returns:
+        By name, as ``experiment.toml`` keeps them.
+    """
+    left_out = OF_THE_LATENT if name in _ENCODERS else ()
+    return {setting: value for setting, value in settings.model_dump().items() if setting not in left_out}
 
 
 class Encoder(nn.Module):
@@ -171,7 +210,7 @@ def build(
     authors' program does so.
 
     Args:
-        name: A name of `NAMES`.
+        name: A name of `NAMES`, chosen already where it was ``auto``.
         shape: (channels, height, width) of one image; the sides are multiples of 4, of 8 for ``resnet18``. Any for ``mlp``.
         classes: Number of classes, at least 2.
         settings: Width, latent size and activation; `fedfill.models.pretrained` is for ``weights``.
@@ -186,8 +225,6 @@ def build(
     """
     if name not in NAMES:
         raise FedfillError(f"model: unknown name '{name}'; {did_you_mean(name, NAMES)}")
-    if name == "auto" and len(shape) == 1:
-        name = "mlp"
     multiple = 8 if name == "resnet18" else 4
     image = (
         len(shape) == 3 and min(shape) > 0 and shape[0] in (1, 3) and not (shape[1] % multiple or shape[2] % multiple)
@@ -202,8 +239,6 @@ def build(
     if name in _ENCODERS:
         return _of_one_shape(name, shape, classes, settings, needs=needs, seed=seed)
     channels, height, width = shape
-    if name == "auto":
-        name = "cnn2" if channels == 1 else "cnn4"
     wide = settings.width == "wide"
     if settings.dropout and not wide:
         raise FedfillError(
@@ -271,10 +306,11 @@ def _of_one_shape(
     name: str, shape: tuple[int, ...], classes: int, settings: ModelSettings, *, needs: Collection[str], seed: int
 ) -> Classifier:
     """A network of `_ENCODERS` with a linear classifier, which starts as torch's do: the papers are silent."""
-    if settings != ModelSettings(projection=settings.projection, stem=settings.stem, weights=settings.weights):
-        raise FedfillError(
-            f"model setting: {name} has one shape only, so width, latent, latent_activation and dropout don't apply; allowed: projection, weights"
-        )
+    for setting in OF_THE_LATENT:
+        if getattr(settings, setting) != ModelSettings.model_fields[setting].default:
+            raise FedfillError(
+                f"{setting}: found {getattr(settings, setting)} with model {name}, which has one shape only; allowed: projection, weights"
+            )
     if "decoder" in needs:
         raise FedfillError(f"model: {name} has no decoder; allowed for this algorithm: auto, cnn2, cnn4")
     with torch.random.fork_rng(devices=[]):

@@ -10,6 +10,9 @@ from torch import nn
 from fedfill.errors import FedfillError
 from fedfill.tree import Weights
 
+NORMALISATION = "normalisation layers"
+"""What some algorithms need in a network, beside parts with names."""
+
 
 def weights_of(model: nn.Module) -> Weights:
     """Copies of all parameters and buffers of the model's state dict."""
@@ -67,18 +70,24 @@ def normalisation(model: nn.Module) -> set[str]:
     return names_by_type(model, batch, instance, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
 
 
-def require_parts(model: nn.Module, parts: Sequence[str], algorithm: str) -> None:
-    """Check that the model has the parts that an algorithm names.
+def require_parts(model: nn.Module, needs: Sequence[str], algorithm: str) -> None:
+    """Check that the model has what an algorithm needs.
 
     Args:
         model: The model.
-        parts: Names of direct children that must exist.
+        needs: Names of direct children that must exist, and `NORMALISATION`.
         algorithm: For the error's sentence.
 
     Raises:
         FedfillError: Where a part is missing.
     """
+    if NORMALISATION in needs and not normalisation(model):
+        raise FedfillError(
+            f"model: {algorithm} needs normalisation layers, and {type(model).__name__} has none; allowed: --model auto, "
+            "--model cnn2bn, --model digits6, --model resnet18, width=wide, or a module with such layers"
+        )
     have = [name for name, _ in model.named_children()]
+    parts = [name for name in needs if name != NORMALISATION]
     for name in parts:
         if name not in have:
             raise FedfillError(

@@ -16,7 +16,7 @@ from scipy import stats
 from torch import nn
 
 from fedfill.algorithms import find, parse_variant
-from fedfill.errors import DivergedError, FedfillError
+from fedfill.errors import DivergedError, FedfillError, checked
 from fedfill.experiment.loop import OnRound
 from fedfill.experiment.prepare import Prepared, arrange, split_settings
 from fedfill.experiment.settings import Experiment, over, whole_numbers
@@ -161,8 +161,11 @@ def compare(
     variants = [(label, *parse_variant(label)) for label in algorithms]
     shared = _shared_settings([name for _, name, _ in variants], options)
 
-    def arranged(name: str, own: Mapping[str, str], seed: int) -> Prepared:
-        return arrange(name, data=data, partition=partition, model=model, seed=seed, **over(shared[name], own))
+    given = {label: over(shared[name], own) for label, name, own in variants}
+    needs = {need for label, name, _ in variants for need in _needs(name, given[label])}
+
+    def arranged(label: str, name: str, seed: int) -> Prepared:
+        return arrange(name, data=data, partition=partition, model=model, seed=seed, needs=needs, **given[label])
 
     # everything is checked before anything runs
     for _, name, own in variants:
@@ -170,9 +173,9 @@ def compare(
     base = next((k for k, (_, name, _) in enumerate(variants) if name == "fedavg"), 0)
     notes: list[str] = []
     for seed in seeds:
-        baseline = arranged(*variants[base][1:], seed)
-        for label, name, own in variants:
-            prepared = arranged(name, own, seed)
+        baseline = arranged(*variants[base][:2], seed)
+        for label, name, _ in variants:
+            prepared = arranged(label, name, seed)
             RunDirectory(_folder(out, label, seed)).check(prepared.digest)
             if seed == seeds[0]:
                 notes += [f"{label}: {what}" for what in unshared(prepared, baseline)]
@@ -180,10 +183,10 @@ def compare(
     results: dict[str, list[Result | None]] = {label: [] for label in algorithms}
     diverged: list[str] = []
     for seed in seeds:
-        for label, name, own in variants:
+        for label, name, _ in variants:
             follow = on_run(label, seed) if on_run else None
             try:
-                results[label].append(launch(arranged(name, own, seed), _folder(out, label, seed), follow))
+                results[label].append(launch(arranged(label, name, seed), _folder(out, label, seed), follow))
             except DivergedError as error:
                 results[label].append(None)
                 diverged.append(f"{label}, seed {seed}: {error}")
@@ -218,7 +221,9 @@ def unshared(prepared: Prepared, baseline: Prepared) -> list[str]:
     phrases = ["the clients' data and mini-batches: all training samples lie in one place"] if pooled else []
     if prepared.experiment.engine == "flower" and prepared.algorithm.personal != baseline.algorithm.personal:
         phrases.append("the test set: on flower personal models are judged by their hosts, each on its own test split")
-    phrases += [f"another local budget: {', '.join(budget)}"] if budget else []
+    if budget:
+        why = f" ({prepared.algorithm.unfair})" if prepared.algorithm.unfair else ""
+        phrases.append(f"another local budget: {', '.join(budget)}{why}")
     shape, others = prepared.experiment.model_settings, baseline.experiment.model_settings
     network = [f"{name}={shape[name]} (not {others[name]})" for name in others if shape.get(name) != others[name]]
     if network:
@@ -251,6 +256,12 @@ def _draw(rows: Sequence[Row], folder: Path) -> None:
 
 def _folder(out: str | Path, label: str, seed: int) -> Path:
     return Path(out) / f"{label.replace(':', '-').replace(',', '-')}-seed{seed}"
+
+
+def _needs(name: str, options: Mapping[str, Any]) -> tuple[str, ...]:
+    """What an algorithm with these options needs in a network."""
+    settings, _ = split_settings(find(name), {k: v for k, v in options.items() if k not in Experiment.model_fields})
+    return checked(find(name), settings).needs()
 
 
 def _shared_settings(names: Sequence[str], options: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

@@ -28,17 +28,17 @@ class Scored:
     """Per-sample outcome of an evaluation.
 
     Attributes:
-        correct: ``[n]`` bool.
+        predicted: ``[n]`` int64, the class with the highest score.
         losses: ``[n]`` float32 cross-entropies.
     """
 
-    correct: Tensor
+    predicted: Tensor
     losses: Tensor
 
     def split(self, sizes: Sequence[int]) -> list[Scored]:
         """These outcomes in consecutive parts."""
-        correct, losses = (torch.split(tensor, list(sizes)) for tensor in (self.correct, self.losses))
-        return [Scored(*pair) for pair in zip(correct, losses, strict=True)]
+        predicted, losses = (torch.split(tensor, list(sizes)) for tensor in (self.predicted, self.losses))
+        return [Scored(*pair) for pair in zip(predicted, losses, strict=True)]
 
 
 def score(resident: Resident, samples: Samples) -> Scored:
@@ -49,13 +49,13 @@ def score(resident: Resident, samples: Samples) -> Scored:
         samples: At most a few thousand.
 
     Returns:
-        Whether each sample was recognised, and its loss.
+        What each sample was taken for, and its loss.
     """
     resident.model.eval()
     with torch.inference_mode():
         scores = resident.model(resident.inputs(samples, slice(None)))  # [n, classes]
         losses = functional.cross_entropy(scores, samples.labels, reduction="none")
-        return Scored(scores.argmax(1) == samples.labels, losses)
+        return Scored(scores.argmax(1), losses)
 
 
 def score_all(resident: Resident, samples: Samples) -> Scored:
@@ -69,9 +69,8 @@ def score_all(resident: Resident, samples: Samples) -> Scored:
         The outcome of each, in their order.
     """
     if not len(samples):
-        return Scored(samples.labels.new_empty(0, dtype=torch.bool), samples.labels.new_empty(0, dtype=torch.float32))
-    parts = [score(resident, samples[start : start + CHUNK]) for start in range(0, len(samples), CHUNK)]
-    return Scored(torch.cat([part.correct for part in parts]), torch.cat([part.losses for part in parts]))
+        return Scored(samples.labels, samples.labels.new_empty(0, dtype=torch.float32))
+    return _joined([score(resident, samples[start : start + CHUNK]) for start in range(0, len(samples), CHUNK)])
 
 
 @dataclass(frozen=True)
@@ -142,6 +141,8 @@ class Evaluation:
         accuracy_by_class: On the test set, by class; None for a class that it lacks.
         accuracy_by_client: On each client's own test split, of its own model where there is one; None for a client without one.
         validation_by_client: The same on each client's validation split; empty where nobody has one, or nobody looked.
+        most_predicted: Share of the test set that was taken for one class, the most named one; None where nobody looked.
+        largest_class: Share of the test set that is in its largest class; likewise.
     """
 
     accuracy: float
@@ -149,6 +150,8 @@ class Evaluation:
     accuracy_by_class: list[float | None]
     accuracy_by_client: list[float | None]
     validation_by_client: list[float | None] = field(default_factory=list)
+    most_predicted: float | None = None
+    largest_class: float | None = None
 
 
 def divergence(t: int, loss: float) -> DivergedError:
@@ -196,16 +199,20 @@ def gather_personal(scored: Sequence[tuple[Scored, Scored, Scored]], splits: Spl
     own, held = (_joined([parts[k] for parts in scored]) for k in (1, 2))
     if not len(splits.test):
         return _evaluation(scored[0][0], own, held, splits, classes)
-    tests = [parts[0] for parts in scored]
-    by_class = [shares(test.correct, splits.test.labels, classes) for test in tests]
+    tests, labels = [parts[0] for parts in scored], splits.test.labels
+    by_class = [shares(test.predicted == labels, labels, classes) for test in tests]
     return Evaluation(
-        accuracy=float(torch.stack([test.correct.double().mean() for test in tests]).mean()),
+        accuracy=float(torch.stack([(test.predicted == labels).double().mean() for test in tests]).mean()),
         loss=float(torch.stack([test.losses.double().mean() for test in tests]).mean()),
         accuracy_by_class=[
             None if None in column else sum(column) / len(column) for column in zip(*by_class, strict=True)
         ],
-        accuracy_by_client=_by_client(own, splits.own_sizes),
-        validation_by_client=_by_client(held, splits.validation_sizes) if len(splits.validation) else [],
+        accuracy_by_client=_by_client(own, splits.own, splits.own_sizes),
+        validation_by_client=_by_client(held, splits.validation, splits.validation_sizes)
+        if len(splits.validation)
+        else [],
+        most_predicted=largest_share(torch.cat([test.predicted for test in tests])),
+        largest_class=largest_share(labels),
     )
 
 
@@ -213,24 +220,34 @@ def _evaluation(test: Scored, own: Scored, held: Scored, splits: Splits, classes
     labels = splits.test.labels
     if not len(labels):
         test, labels = own, splits.own.labels
+    correct = test.predicted == labels
     return Evaluation(
-        accuracy=float(test.correct.double().mean()),
+        accuracy=float(correct.double().mean()),
         loss=float(test.losses.double().mean()),
-        accuracy_by_class=shares(test.correct, labels, classes),
-        accuracy_by_client=_by_client(own, splits.own_sizes),
-        validation_by_client=_by_client(held, splits.validation_sizes) if len(splits.validation) else [],
+        accuracy_by_class=shares(correct, labels, classes),
+        accuracy_by_client=_by_client(own, splits.own, splits.own_sizes),
+        validation_by_client=_by_client(held, splits.validation, splits.validation_sizes)
+        if len(splits.validation)
+        else [],
+        most_predicted=largest_share(test.predicted),
+        largest_class=largest_share(labels),
     )
 
 
-def _by_client(scored: Scored, sizes: Sequence[int]) -> list[float | None]:
-    owners = torch.arange(len(sizes), device=scored.correct.device).repeat_interleave(
-        torch.tensor(sizes, device=scored.correct.device)
-    )
-    return shares(scored.correct, owners, len(sizes))
+def _by_client(scored: Scored, samples: Samples, sizes: Sequence[int]) -> list[float | None]:
+    """The share of recognised samples of each client."""
+    device = samples.labels.device
+    owners = torch.arange(len(sizes), device=device).repeat_interleave(torch.tensor(sizes, device=device))
+    return shares(scored.predicted == samples.labels, owners, len(sizes))
+
+
+def largest_share(classes: Tensor) -> float | None:
+    """The share of the most frequent of some classes, ``[n]``; None where there are none."""
+    return float(torch.bincount(classes).max()) / len(classes) if len(classes) else None
 
 
 def _joined(parts: Sequence[Scored]) -> Scored:
-    return Scored(torch.cat([part.correct for part in parts]), torch.cat([part.losses for part in parts]))
+    return Scored(torch.cat([part.predicted for part in parts]), torch.cat([part.losses for part in parts]))
 
 
 def fairness(evaluation: Evaluation) -> dict[str, float | None]:
