@@ -15,7 +15,7 @@ UNBOUNDED, INDEPENDENT, AT_RUN_TIME = "no guarantee", "independent of the client
 
 CONTRIBUTED = {"weights": UNBOUNDED, "samples": UNBOUNDED, "scale": UNBOUNDED, "control": UNBOUNDED}
 TABLE: dict[str, dict[str, str]] = {
-    "_composition.Update": CONTRIBUTED,
+    "_messages.Update": CONTRIBUTED,
     "central.Trained": {"weights": UNBOUNDED},
     "local.Turn": {},
     "feddpms.PreliminaryReply": {**CONTRIBUTED, "decoder": UNBOUNDED},

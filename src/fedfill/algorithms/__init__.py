@@ -1,7 +1,8 @@
-"""One file per algorithm. What they share is in `_base` and, for those that compose, in `_composition`."""
+"""One file per algorithm. What they share is in `_base`; for those that compose, in `_composition` and `_messages`."""
 
 from fedfill.algorithms._base import Algorithm, find, known_algorithms, parse_variant
-from fedfill.algorithms._composition import Broadcast, Composable, Contribution, Start, Update
+from fedfill.algorithms._composition import Composable
+from fedfill.algorithms._messages import Broadcast, Contribution, Start, Update
 
 __all__ = [
     "Algorithm",

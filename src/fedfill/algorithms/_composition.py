@@ -8,114 +8,20 @@ drift is a subclass of FedAvg that overrides a few of `Composable`'s methods.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, ClassVar, Self, TypeVar
+from dataclasses import replace
+from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import BeforeValidator, PlainSerializer, ValidationInfo
 from torch import Tensor, nn
 
 from fedfill.algorithms._base import Algorithm, find, known_algorithms, parse_variant
+from fedfill.algorithms._messages import Broadcast, Contribution, Start, Update
 from fedfill.data.samples import Samples
 from fedfill.errors import ContractError, FedfillError, checked, did_you_mean
-from fedfill.models.views import trainable
-from fedfill.privacy.ledger import Release, unbounded
 from fedfill.protocol.client import BoundHandler, Client
-from fedfill.protocol.messages import Message
 from fedfill.protocol.server import Server
-from fedfill.training.fit import LocalTraining, Loss
+from fedfill.training.fit import Loss
 from fedfill.tree import Tree, Weights
-
-
-@dataclass(frozen=True)
-class Broadcast(Message):
-    """Server to client: the shared tensors of the model, and what the local objective needs beside them.
-
-    Attributes:
-        weights: By the names of the model.
-        control: By the names of parameters; `Composable.gather` fills it in.
-    """
-
-    weights: Weights
-    control: Weights | None = field(default=None, kw_only=True)
-
-
-@dataclass(frozen=True)
-class Update(Message):
-    """Client to server: what one local training brings.
-
-    Attributes:
-        weights: The shared tensors, as the aggregation wants them; FedAvg takes the trained ones as they are.
-        samples: Number of samples behind them.
-        scale: A number of the aggregation's.
-        control: What the local objective sends beside the model.
-    """
-
-    declared: ClassVar[Mapping[str, Release]] = {
-        "weights": unbounded("model update, sent as it is"),
-        "samples": unbounded("number of samples, sent as it is"),
-        "scale": unbounded("a number of the local training, sent as it is"),
-        "control": unbounded("correction of the local training, sent as it is"),
-    }
-
-    weights: Weights
-    samples: int
-    scale: float | None = field(default=None, kw_only=True)
-    control: Weights | None = field(default=None, kw_only=True)
-
-
-U = TypeVar("U", bound=Update)
-
-
-@dataclass(frozen=True)
-class Start:
-    """What one local training starts from.
-
-    Attributes:
-        client: Who trains; its state holds what the local objective keeps between rounds.
-        data: Training samples, synthetic ones among them where the algorithm adds some.
-        weights: The shared tensors, as received.
-        control: What the server sent beside them.
-        training: Budget and optimizer.
-        draws_beside: Whether the loss passes other samples through the model than those of the mini-batch.
-    """
-
-    client: Client
-    data: Samples
-    weights: Weights
-    control: Weights | None
-    training: LocalTraining
-    draws_beside: bool = False
-
-    def parameters(self) -> Weights:
-        """Those of the shared tensors that are trained: no buffers."""
-        return trainable(self.client.model(self.weights), self.weights)
-
-
-@dataclass(frozen=True)
-class Contribution:
-    """What one local training brought.
-
-    Attributes:
-        update: What the aggregation and the local objective send.
-        trained: The shared tensors as they were trained.
-        beside: The tensors that were trained along.
-    """
-
-    update: Update
-    trained: Weights
-    beside: Weights
-
-    def reply(self, kind: type[U], **more: Any) -> U:
-        """The message to send.
-
-        Args:
-            kind: `Update`, or a message that extends it.
-            **more: Its further fields, and those that it has otherwise.
-
-        Returns:
-            A message of this kind.
-        """
-        return kind(**{**vars(self.update), **more})
 
 
 def _method(given: Any, info: ValidationInfo) -> Any:
@@ -403,7 +309,7 @@ class Composable(Algorithm):
         control = self.objective_of.up(start, trained, fitted.steps)
         packed, scale = self.aggregation_of.pack(start, trained, fitted.steps)
         update = Update(packed, len(start.data), scale=scale, control=control)
-        return Contribution(update, trained, {name: fitted.weights[name] for name in beside or {}})
+        return Contribution(update, trained, {name: fitted.weights[name] for name in beside or {}}, fitted.loss)
 
     def gather(
         self,

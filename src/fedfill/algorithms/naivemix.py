@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedfill.algorithms import Broadcast, Update
+from fedfill.algorithms import Broadcast, Contribution, Update
 from fedfill.algorithms.fedavg import FedAvg
 from fedfill.data.samples import Batch, Samples, normalise
 from fedfill.errors import FedfillError
@@ -79,6 +79,10 @@ class NaiveMix(FedAvg):
 
     def round(self, server: Server, t: int) -> None:
         """Exchange the means once; then select, train on mixed samples, average."""
+        self.mix_and_average(server, t)
+
+    def mix_and_average(self, server: Server, t: int) -> dict[int, Any]:
+        """The round; returns its replies."""
         state = server.state
         if state.means is None:
             state.means = self.exchange(server)
@@ -87,6 +91,7 @@ class NaiveMix(FedAvg):
         replies, mean = self.gather(server, cohort, self.train_mixed, messages)
         state.delivered = state.delivered.acknowledged(replies)
         state.weights = mean["weights"]
+        return replies
 
     def exchange(self, server: Server) -> Means:
         """Collect the means of all clients, in client order."""
@@ -111,13 +116,17 @@ class NaiveMix(FedAvg):
     @client_handler
     def train_mixed(self, client: Client, message: Mixing) -> Update:
         """Local epochs from the global model on mixed samples."""
+        return self.on_mixtures(client, message).reply(Update)
+
+    def on_mixtures(self, client: Client, message: Mixing) -> Contribution:
+        """The local training, on mini-batches that are each mixed with one mean."""
         means = client.keep("means", message.means)
 
         def loss(model: nn.Module, batch: Batch, context: Context) -> Tensor:
             k = int(torch.randint(len(means.inputs), (), generator=context.generator, device=context.generator.device))
             return self.mixed_loss(model, batch, means.inputs[k], means.targets[k])
 
-        return self.contribute(client, message, loss).reply(Update)
+        return self.contribute(client, message, loss)
 
     def mixed_loss(self, model: nn.Module, batch: Batch, mean: Tensor, target: Tensor) -> Tensor:
         """(1 - lambda) CE(f(u), y) + lambda CE(f(u), y-bar) at u = (1 - lambda) x + lambda x-bar.

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from fedfill.data.samples import normalise
 from fedfill.errors import FedfillError
 from fedfill.tree import Weights
 
@@ -94,3 +96,55 @@ def require_parts(model: nn.Module, needs: Sequence[str], algorithm: str) -> Non
                 f"model: {algorithm} needs the parts {', '.join(parts)}, and {type(model).__name__} has no '{name}' "
                 f"(its parts: {', '.join(have) or 'none'})"
             )
+
+
+def require_linear_head(model: nn.Module, inputs: Tensor, algorithm: str) -> nn.Linear:
+    """Check that a model is a linear head on an encoder and nothing else, for what trains nothing else.
+
+    Args:
+        model: The model.
+        inputs: Of one sample, normalised or as bytes, ``[1, ...]``.
+        algorithm: For the error's sentence.
+
+    Returns:
+        The head, the part ``classifier``.
+
+    Raises:
+        FedfillError: Where it is anything else.
+    """
+    linear = dict(model.named_children()).get("classifier")
+    if not isinstance(linear, nn.Linear) or getattr(model, "projection", None) is not None:
+        raise FedfillError(
+            f"model: {algorithm} needs a linear head named classifier on an encoder, and {type(model).__name__} has "
+            f"{'a projection before it' if isinstance(linear, nn.Linear) else f'a {type(linear).__name__} there'}; "
+            "allowed: a built-in network without projection, or a module with the parts encoder and classifier = torch.nn.Linear"
+        )
+    name, generator = type(model).__name__, torch.Generator().manual_seed(0)
+    trial = copy.deepcopy(model).eval()
+    encoder: nn.Module = trial.encoder  # type: ignore[assignment]
+    head: nn.Linear = trial.classifier  # type: ignore[assignment]
+    with torch.no_grad():
+        extractor = {id(parameter) for parameter in encoder.parameters()}
+        for parameter in trial.parameters():
+            # a layer in between may begin with zeros, which would hide it, and so may a head
+            if id(parameter) not in extractor and parameter.is_floating_point():
+                parameter.copy_(torch.randn(parameter.shape, generator=generator))
+        try:
+            x = normalise(inputs)
+            scores, v = trial(x), encoder(x)
+        except Exception as error:  # whatever a foreign module may raise, whose forward may change x first
+            raise FedfillError(
+                f"model: {algorithm} trains classifier(encoder(x)), and {name} or its encoder does not take x "
+                f"({type(error).__name__}); allowed: a forward that is classifier(encoder(x))"
+            ) from error
+        size = head.in_features
+        if not isinstance(v, Tensor) or list(v.shape) != [1, size]:
+            what = f"embeddings of shape {list(v.shape)}" if isinstance(v, Tensor) else f"a {type(v).__name__} of them"
+        elif not torch.allclose(head(v), scores, rtol=1e-4, atol=1e-5, equal_nan=True):
+            what = "other scores than its classifier on its encoder"
+        else:
+            return linear
+    raise FedfillError(
+        f"model: {algorithm} trains classifier(encoder(x)) and nothing beside it, and {name} makes {what}; "
+        f"allowed: embeddings of shape [samples, {size}], and a forward that is classifier(encoder(x))"
+    )

@@ -5,10 +5,11 @@ Chen et al., "FRAug: Tackling Federated Learning with Non-IID Features via Repre
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import torch
+from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -194,3 +195,105 @@ def distance(kind: Distance, a: Tensor, a_labels: Tensor, b: Tensor, b_labels: T
     if kind == "mmd_per_class":
         return mmd_per_class(a, a_labels, b, b_labels)
     return mean_cov(a, b) if kind == "mean_cov" else functional.mse_loss(a, b)
+
+
+class EmbeddingOptions(BaseModel):
+    """The settings of an algorithm whose clients train on synthetic embeddings."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
+    embedding_latent: int | None = Field(default=None, ge=1, le=2**16)
+    """Size of the generator's noise and of the transformation's hidden layer (l); none: half an embedding's."""
+    latent_noise: Literal["normal", "uniform"] = "normal"
+    """Distribution of the generator's noise: N(0, 1), or uniform in 0..1 as in the authors' program."""
+    generator_weight: float = Field(default=1.0, ge=0, allow_inf_nan=False)
+    """Weight of the generator's distance from real embeddings (lambda_G of equation 5)."""
+    rtnet_weight: float = Field(default=1.0, ge=0, allow_inf_nan=False)
+    """Weight of the transformation's closeness to real embeddings (lambda_R of equation 6)."""
+    generator_distance: Distance = "mmd"
+    """What the generator maximises: mmd, mmd_per_class, mean_cov, or l2 (to the prototypes), which has no upper bound."""
+    rtnet_distance: Distance = "mmd"
+    """What the transformation minimises."""
+    prototype_momentum: float = Field(default=0.3, gt=0, le=1)
+    """Share of a mini-batch's class means in the prototypes (m)."""
+    on_real: bool = True
+    """Whether the head is trained on real embeddings with residuals."""
+    on_prototypes: bool = True
+    """Whether the head is trained on class prototypes with residuals."""
+    personalised: bool = True
+    """Whether residuals go through the client's transformation; if not, the generator's embeddings are used as they are."""
+
+
+class Embeddings:
+    """Where one client's synthetic embeddings come from; what changes from mini-batch to mini-batch lies in its attributes.
+
+    Args:
+        options: How they are made.
+        generator: Shared by the clients.
+        rtnet: The client's transformation.
+        prototypes: Moving averages of its classes' embeddings, ``[classes, d]``.
+        seen: Which classes have one, ``[classes]``.
+        rotations: Where the balanced labels go on, those of the head and those of the generator.
+        stream: Of all draws.
+    """
+
+    def __init__(
+        self, options: EmbeddingOptions, generator: nn.Module, rtnet: nn.Module, prototypes: Tensor, seen: Tensor,
+        rotations: Sequence[int], stream: torch.Generator,
+    ) -> None:  # fmt: skip
+        self.options, self.generator, self.rtnet, self.stream = options, generator, rtnet, stream
+        self.prototypes, self.seen, self.rotations = prototypes, seen, list(rotations)
+
+    def latent(self, b: int) -> Tensor:
+        """Noise ``[b, l]``."""
+        size, device = int(self.options.embedding_latent or 1), self.stream.device
+        if self.options.latent_noise == "uniform":
+            return torch.rand(b, size, generator=self.stream, device=device)
+        return torch.randn(b, size, generator=self.stream, device=device)
+
+    def balanced(self, which: int, b: int) -> Tensor:
+        """Labels ``[b]`` of all classes in turn, going on from one mini-batch to the next.
+
+        Those of the head (0) and of the generator (1) rotate apart: in turns each might meet the same half for ever.
+        """
+        labels = (torch.arange(b, device=self.stream.device) + self.rotations[which]) % len(self.prototypes)
+        self.rotations[which] = (self.rotations[which] + b) % len(self.prototypes)
+        return labels
+
+    def residual(self, labels: Tensor) -> Tensor:
+        """The transformation of the generator's embeddings, ``[b, d]``."""
+        found: Tensor = self.rtnet(self.generator(self.latent(len(labels)), labels), labels)
+        return found
+
+    def embeddings(self, v: Tensor, labels: Tensor, weight: float) -> list[tuple[Tensor, Tensor]]:
+        """Domain-specific embeddings with their labels: on real ones, and on prototypes of classes that were seen."""
+        found = []
+        if self.options.on_real:
+            made = v + weight * self.residual(labels) if self.options.personalised else self.agnostic(labels)
+            found.append((made, labels))
+        if self.options.on_prototypes and bool(self.seen.any()):
+            wanted = self.balanced(0, len(labels))
+            wanted = wanted[self.seen[wanted]]
+            if len(wanted):
+                base = self.prototypes[wanted]
+                made = base + weight * self.residual(wanted) if self.options.personalised else self.agnostic(wanted)
+                found.append((made, wanted))
+        return found
+
+    def agnostic(self, labels: Tensor) -> Tensor:
+        """The generator's embeddings as they are, ``[b, d]``."""
+        made: Tensor = self.generator(self.latent(len(labels)), labels)
+        return made
+
+    def apart(self, g: Tensor, wanted: Tensor, v: Tensor, labels: Tensor) -> Tensor:
+        """How far the generator's embeddings are from the client's; `l2` compares pairs, so each with the prototype of its class.
+
+        Those of classes that were not seen have none and are left out; 0 where all are.
+        """
+        kind = self.options.generator_distance
+        if kind != "l2":
+            return distance(kind, g, wanted, v, labels)
+        mine = self.seen[wanted]
+        if not bool(mine.any()):
+            return (g * 0).sum()
+        return distance(kind, g[mine], wanted[mine], self.prototypes[wanted[mine]], wanted[mine])

@@ -15,7 +15,7 @@ from fedfill.data.samples import Batch, Samples, normalise
 from fedfill.models.layers import draws_from
 from fedfill.streams import torch_stream
 from fedfill.training.augmentation import Augmentation, augmented
-from fedfill.tree import Weights
+from fedfill.tree import Tree, Weights
 
 OptimizerName = Literal["adam", "adamw", "sgd"]
 Buffers = Literal["average", "frozen"]
@@ -314,3 +314,17 @@ def make_optimizer(
         return torch.optim.SGD(parameters, rate, momentum=training.momentum, weight_decay=decay, fused=fused or None)
     kind = torch.optim.Adam if training.optimizer == "adam" else torch.optim.AdamW
     return kind(parameters, rate, weight_decay=decay, fused=fused or None)
+
+
+def optimizer_state(optimizer: torch.optim.Optimizer) -> Tree:
+    """What an optimizer remembers, such as momenta, as a tree of copies."""
+    return {
+        index: {name: x.detach().clone() for name, x in values.items() if x is not None}
+        for index, values in optimizer.state_dict()["state"].items()
+    }
+
+
+def resume_optimizer(optimizer: torch.optim.Optimizer, state: Tree) -> None:
+    """Let an optimizer go on with what `optimizer_state` gave of another one for the same parameters."""
+    copies = {index: {name: x.clone() for name, x in values.items()} for index, values in state.items()}
+    optimizer.load_state_dict({"state": copies, "param_groups": optimizer.state_dict()["param_groups"]})

@@ -44,7 +44,9 @@ def mixup_loss(
     return mixed_entropy(model(torch.lerp(second, first, lam)), first_labels, second_labels, lam)
 
 
-def mixed_entropy(scores: Tensor, first_labels: Tensor, second_labels: Tensor, lam: float) -> Tensor:
-    """Cross-entropy of scores ``[b, classes]`` with two labels each, of which the first weigh lam, a scalar."""
-    second = functional.cross_entropy(scores, second_labels)
-    return torch.lerp(second, functional.cross_entropy(scores, first_labels), lam)
+def mixed_entropy(
+    scores: Tensor, first_labels: Tensor, second_labels: Tensor, lam: float, reduction: str = "mean"
+) -> Tensor:
+    """Cross-entropy of scores ``[b, classes]`` with two labels each, of which the first weigh lam, a scalar; ``[b]`` with none."""
+    second = functional.cross_entropy(scores, second_labels, reduction=reduction)
+    return torch.lerp(second, functional.cross_entropy(scores, first_labels, reduction=reduction), lam)
