@@ -149,7 +149,7 @@ def test_without_clipping_there_is_no_guarantee(noise: str):
 
 
 @pytest.mark.parametrize(
-    "value", [{"local": "fedprox:mu=0.5"}, {"local": "moon:contrast=latent,mu=2"}, {"aggregation": "qffl:q=0.5"}]
+    "value", [{"local": "fedprox:mu=0.5"}, {"local": "moon:contrast=latent,mu=2"}, {"aggregation": "fednova"}]
 )
 def test_on_top_of_others(value: dict[str, str]):
     alone, composed = (run_rounds(FedDPGAN(**QUICK, **extra), 2) for extra in ({}, value))

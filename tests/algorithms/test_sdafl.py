@@ -29,7 +29,8 @@ from fedfill.tree import size
 
 N = 3  # images of a client, on scripted clients
 QUICK: dict[str, Any] = {
-    **TINY_GAN, "images_per_client": 6, "local_steps": 5, "batch_size": 8, "server_steps": 2, "learning_rate": 0.05,
+    **TINY_GAN, "images_per_client": 6, "local_steps": 5, "batch_size": 8, "server_steps": 2, "optimizer": "sgd",
+    "learning_rate": 0.05, "lr_decay": 1.0,
 }  # fmt: skip
 
 
@@ -355,7 +356,7 @@ def test_mini_batches_are_mixed_with_as_many_synthetic_images(monkeypatch: pytes
 
 def test_the_servers_step_by_hand():
     """All labelled images are one image of class 2, so both mini-batches are, whatever is drawn and mixed."""
-    world = World(server_steps=1, learning_rate=0.1, real_weight=0.5, batch_size=4)
+    world = World(server_steps=1, optimizer="sgd", learning_rate=0.1, real_weight=0.5, batch_size=4)
     world.server.state.pool = Samples(filled(90, 90, 90, 30), torch.tensor([2, 2, 2, -1]))
     before = {name: tensor.clone() for name, tensor in weights_of(linear()).items()}
     world.server.state.weights = before
@@ -673,7 +674,9 @@ def test_data_that_no_gan_can_make_are_refused(tmp_path: Path):
 def test_the_papers_numbers_are_defaults():
     paper = SDAFL()
     assert (paper.gan_iterations, paper.gan_penalty, paper.images_per_client) == (18_000, 10.0, 4000)
-    assert (paper.tau, paper.real_weight, paper.local_steps, paper.batch_size) == (0.95, 1.0, 90, 64)
-    assert (paper.server_steps, paper.optimizer, paper.learning_rate, paper.weighting) == (50, "sgd", 0.03, "uniform")
+    assert (paper.tau, paper.real_weight, paper.local_steps, paper.batch_size) == (0.95, 1.0, None, 64)
+    assert (paper.server_steps, paper.weighting) == (50, "uniform")
     assert SDAFL.presets["cifar10"] == {"gan_iterations": 36_000, "server_steps": 10}
-    assert SDAFL.presets["covid"] == {"gan_iterations": 4_500, "server_steps": 10, "local_steps": 30}
+    assert SDAFL.presets["covid"] == {"gan_iterations": 4_500, "server_steps": 10}
+    budget = {"local_steps": 90, "optimizer": "sgd", "learning_rate": 0.03, "lr_decay": 1.0}
+    assert SDAFL.paper == {"": budget, "covid": {"local_steps": 30}}

@@ -67,7 +67,7 @@ class One(nn.Module):
 def test_rounds_by_hand():
     """v = v/2 + (w - mean), w = w - v, for clients that came back; the server's training adds 0.5 each time."""
     server, engine = scripted(3, {"w": torch.tensor([1.0]), "b": torch.tensor([0.0])}, model=One())
-    algorithm = SemiFL()
+    algorithm = SemiFL(**SemiFL.paper[""])
     server.state = State(algorithm.server_state(server.state.weights))
     server.state.pool = bars(20, [0, 1], 0)
     trained: list[Any] = []
@@ -107,7 +107,7 @@ def asked(scores: torch.Tensor, tau: float) -> Any:
         resident=lambda weights: nn.Identity(), fit=stop_at, unlabelled=Samples(scores, torch.full((len(scores),), -1)),
     )  # fmt: skip
     try:
-        return SemiFL(tau=tau).train_confident(client, Broadcast({}))
+        return SemiFL(tau=tau, **SemiFL.paper[""]).train_confident(client, Broadcast({}))
     except StopIteration as stopped:
         return stopped.value
 

@@ -6,9 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 
+import fedfill.experiment.prepare
 from fedfill.engines import allocator
 from fedfill.experiment.settings import Experiment
-from fedfill.studies.run import prepare as preparation
 
 PROGRAM = "from fedfill.engines.allocator import keep_freed_memory; print(keep_freed_memory())"
 
@@ -72,7 +72,7 @@ def test_threads_keep_large_buffers_too() -> None:
 
 def test_the_policy_is_set_before_data_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[str] = []
-    monkeypatch.setattr(preparation, "keep_freed_memory", lambda: calls.append("policy"))
-    monkeypatch.setattr(preparation, "federate", lambda *args, **options: calls.append("data"))
-    preparation.divide(Experiment(algorithm="fedavg"))
+    monkeypatch.setattr("fedfill.experiment.prepare.keep_freed_memory", lambda: calls.append("policy"))
+    monkeypatch.setattr("fedfill.experiment.prepare.federate", lambda *args, **options: calls.append("data"))
+    fedfill.experiment.prepare.divide(Experiment(algorithm="fedavg"))
     assert calls == ["policy", "data"]

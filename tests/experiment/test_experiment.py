@@ -756,15 +756,15 @@ def test_one_label_beside_samples_without_is_enough_for_fixmatch_and_semifl() ->
         ({"local_epochs": 3, "local_steps": 2}, 3, 2),
     ],
 )
-@pytest.mark.parametrize("preset", [{"local_steps": 7}, {}])
+@pytest.mark.parametrize("preset", [{"local_steps": 7, "local_epochs": 1}, {"local_epochs": 1}])
 def test_epochs_that_are_asked_for_stand_in_for_an_algorithms_mini_batches(
     preset: dict[str, int], given: dict[str, int], epochs: int, steps: int | None, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(FRAug, "presets", {"digits": preset})
-    fedfill.run("fraug", model="cnn2bn", clients=2, rounds=1, data_fraction=0.1, **given, out=tmp_path)
+    monkeypatch.setattr(FRAug, "paper", {"digits": preset})
+    fedfill.run("fraug", model="cnn2bn", preset="paper", clients=2, rounds=1, data_fraction=0.1, **given, out=tmp_path)
     recorded = tomllib.loads((tmp_path / "experiment.toml").read_text())["settings"]
-    expected = 10 if not given and not preset else steps
+    expected = None if not given and "local_steps" not in preset else steps
     assert (recorded["local_epochs"], recorded["local_steps"]) == (epochs, expected or "none")
     fedfill.resume(tmp_path)
 
@@ -987,6 +987,8 @@ def test_rounds_between_evaluations_have_no_figures_and_train_alike(tmp_path: Pa
         "loss",
         "accuracy_by_class",
         "accuracy_by_client",
+        "most_predicted",
+        "largest_class",
         *FAIRNESS,
     }
     assert few.rounds[0]["bytes_up"] == each.rounds[0]["bytes_up"]

@@ -1047,10 +1047,11 @@ def test_personal_models_are_judged_one_by_one(start: Start, name: str) -> None:
     if not isinstance(engine, FlowerEngine):
         assert repr(found) == repr(gather_personal(scored, splits_of(federation), federation.classes))
         return
-    correct = torch.cat([own.correct for _, own, _ in scored])
+    hits = [own.predicted == c.test.labels for (_, own, _), c in zip(scored, federation.clients, strict=True)]
+    correct = torch.cat(hits)
     labels = torch.cat([client.test.labels for client in federation.clients])
     assert found.accuracy == correct.double().mean().item()
     assert found.loss == pytest.approx(torch.cat([own.losses for _, own, _ in scored]).mean().item(), rel=1e-6)
     assert found.accuracy_by_class == shares(correct, labels, federation.classes)
-    assert found.accuracy_by_client[:3] == [own.correct.double().mean().item() for _, own, _ in scored[:3]]
+    assert found.accuracy_by_client[:3] == [own.double().mean().item() for own in hits[:3]]
     assert found.accuracy_by_client[3] is None

@@ -33,7 +33,7 @@ from fedfill.studies.compare import (
 from fedfill.terminal import print_comparison
 
 TINY: dict[str, Any] = {"data": "digits", "clients": 4, "rounds": 2, "local_epochs": 1}
-LABELS = ["fedavg", "fedavg:latent_activation=none,weighting=uniform", "feddpms"]
+LABELS = ["fedavg", "fedavg:latent_activation=sigmoid,weighting=uniform", "feddpms"]
 SEEDS = [3, 1]
 
 
@@ -53,7 +53,7 @@ def test_the_package_offers_the_function() -> None:
 def test_one_folder_for_each_run(tiny: Comparison) -> None:
     assert {path.name for path in tiny.directory.iterdir()} == {
         *(f"fedavg-seed{seed}" for seed in SEEDS),
-        *(f"fedavg-latent_activation=none-weighting=uniform-seed{seed}" for seed in SEEDS),
+        *(f"fedavg-latent_activation=sigmoid-weighting=uniform-seed{seed}" for seed in SEEDS),
         *(f"feddpms-seed{seed}" for seed in SEEDS),
         "comparison.csv",
         "accuracy.png",
@@ -77,10 +77,10 @@ def test_every_algorithm_sees_the_same_data(tiny: Comparison) -> None:
 def test_settings_reach_those_who_have_them(tiny: Comparison) -> None:
     assert "alpha = 5" in toml(tiny, "feddpms-seed3")
     assert "alpha" not in toml(tiny, "fedavg-seed3")
-    assert 'latent_activation = "sigmoid"' in toml(tiny, "fedavg-seed3")
+    assert 'latent_activation = "none"' in toml(tiny, "fedavg-seed3")
     assert 'weighting = "samples"' in toml(tiny, "fedavg-seed3")
-    variant = toml(tiny, "fedavg-latent_activation=none-weighting=uniform-seed3")
-    assert 'latent_activation = "none"' in variant
+    variant = toml(tiny, "fedavg-latent_activation=sigmoid-weighting=uniform-seed3")
+    assert 'latent_activation = "sigmoid"' in variant
     assert 'weighting = "uniform"' in variant
     assert "local_epochs = 1" in variant
 
@@ -189,7 +189,7 @@ def test_the_first_fedavg_is_the_baseline_and_notes_are_to_it(tmp_path: Path) ->
         "fedavg:batch_size=32: another local budget: batch_size=32 (not 64)",
     )
     assert [found.difference(row, "accuracy") is None for row in found.rows] == [False, True, False]
-    without = compare(["qffl", "local"], seeds=[0], out=tmp_path / "b", **options)
+    without = compare(["fedprox", "local"], seeds=[0], out=tmp_path / "b", **options)
     assert without.baseline is without.rows[0]
     assert without.notes == ()
 
@@ -218,8 +218,8 @@ def test_what_is_not_shared_is_told() -> None:
     ]
     # other settings of the network are named, also where every tensor has the same shape
     assert unshared(prepared("fedavg", **{"model.latent": 8}), base)[0] == "another network: latent=8 (not None)"
-    assert unshared(prepared("fedavg", latent_activation="none"), base) == [
-        "another network: latent_activation=none (not sigmoid)"
+    assert unshared(prepared("fedavg", latent_activation="sigmoid"), base) == [
+        "another network: latent_activation=sigmoid (not none)"
     ]
     # personal models stay with their hosts on flower, and so does what they are judged on
     assert (

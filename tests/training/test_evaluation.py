@@ -60,7 +60,7 @@ def test_score_by_hand() -> None:
     before = {name: tensor.clone() for name, tensor in resident.tensors.items()}
     x = math.log(3)
     scored = score(resident, Samples(torch.tensor([[x], [x], [-x]]), torch.tensor([0, 1, 0])))
-    assert scored.correct.tolist() == [True, False, False]
+    assert scored.predicted.tolist() == [0, 0, 1]
     assert scored.losses.tolist() == pytest.approx([math.log(4 / 3), math.log(4), math.log(4)], abs=1e-6)
     assert all(torch.equal(before[name], tensor) for name, tensor in resident.tensors.items())
 
@@ -77,8 +77,8 @@ def labelled_splits(
 def test_summary_by_hand() -> None:
     # chunks that cross the borders of the splits: four samples of the test set, three of clients 0 and 2, two for validation
     chunks = [
-        Scored(torch.tensor([True, True, False]), torch.tensor([0.5, 1.0, 2.5])),
-        Scored(torch.tensor([True, False, True, True, False, True]), torch.zeros(6)),
+        Scored(torch.tensor([0, 2, 0]), torch.tensor([0.5, 1.0, 2.5])),
+        Scored(torch.tensor([2, 1, 0, 0, 1, 0]), torch.zeros(6)),
     ]
     result = gather(chunks, labelled_splits([0, 2, 2, 2], [0] * 3, [0] * 2, (2, 0, 1, 0), (0, 0, 1, 1)), 4)
     assert result == Evaluation(
@@ -87,17 +87,19 @@ def test_summary_by_hand() -> None:
         accuracy_by_class=[1.0, None, 2 / 3, None],
         accuracy_by_client=[0.5, None, 1.0, None],
         validation_by_client=[None, None, 0.0, 1.0],
+        most_predicted=0.5,
+        largest_class=0.75,
     )
 
 
 def test_without_a_test_set_all_own_splits_together_are_one() -> None:
-    chunks = [Scored(torch.tensor([False, True, True]), torch.tensor([3.0, 0.0, 0.0]))]
+    chunks = [Scored(torch.tensor([0, 1, 0]), torch.tensor([3.0, 0.0, 0.0]))]
     result = gather(chunks, labelled_splits([], [1, 1, 0], [], (2, 1), (0, 0)), 2)
-    assert result == Evaluation(2 / 3, 1.0, [1.0, 0.5], [0.5, 1.0], [])
+    assert result == Evaluation(2 / 3, 1.0, [1.0, 0.5], [0.5, 1.0], [], 2 / 3, 2 / 3)
 
 
 def test_summary_where_no_client_has_a_test_split() -> None:
-    one = Scored(torch.tensor([True]), torch.zeros(1))
+    one = Scored(torch.tensor([1]), torch.zeros(1))
     result = gather([one], labelled_splits([1], [], [], (0, 0, 0), (0, 0, 0)), 2)
     assert result.accuracy_by_class == [None, 1.0]
     assert result.accuracy_by_client == [None, None, None]
@@ -113,7 +115,7 @@ def federation(random_samples: Callable[..., Samples], make_federation: Callable
 
 
 def evaluate(federation: Federation, workers: int, weights: Weights) -> Evaluation:
-    model = build("auto", (1, 8, 8), 3, ModelSettings(width="wide", dropout=0.5), seed=0)
+    model = build("auto", (1, 8, 8), 3, ModelSettings(width="wide", dropout=0.5, latent_activation="sigmoid"), seed=0)
     engine = LocalEngine(FedAvg(), federation, model, weights, seed=0, device=CPU, workers=workers)
     try:
         return engine.evaluate(weights, 0)
@@ -122,7 +124,7 @@ def evaluate(federation: Federation, workers: int, weights: Weights) -> Evaluati
 
 
 def test_figures_are_the_same_for_any_number_of_workers_and_right(federation: Federation) -> None:
-    model = build("auto", (1, 8, 8), 3, ModelSettings(width="wide", dropout=0.5), seed=4)
+    model = build("auto", (1, 8, 8), 3, ModelSettings(width="wide", dropout=0.5, latent_activation="sigmoid"), seed=4)
     weights = weights_of(model)
     one, two, five = (evaluate(federation, workers, weights) for workers in (1, 2, 5))
     assert one == two == five
@@ -142,16 +144,16 @@ def test_figures_are_the_same_for_any_number_of_workers_and_right(federation: Fe
     assert one.accuracy_by_client[::2] == pytest.approx(clients, abs=near)
 
 
-def outcome(*hits: int, losses: float = 0.0) -> Scored:
-    return Scored(torch.tensor(hits, dtype=torch.bool), torch.full((len(hits),), losses))
+def outcome(*predicted: int, losses: float = 0.0) -> Scored:
+    return Scored(torch.tensor(predicted, dtype=torch.int64), torch.full((len(predicted),), losses))
 
 
 def test_personal_models_by_hand() -> None:
     # two models on four test samples: 1/4 and 3/4 are right; the third client has no test split, and class 2 is absent
     scored = [
-        (outcome(1, 0, 0, 0, losses=1.0), outcome(1, 1, 1, 0), outcome(1)),
-        (outcome(1, 1, 0, 1, losses=3.0), outcome(0, 1), outcome()),
-        (outcome(0, 1, 1, 0, losses=2.0), outcome(), outcome(0, 1)),
+        (outcome(0, 1, 0, 0, losses=1.0), outcome(0, 0, 0, 1), outcome(0)),
+        (outcome(0, 0, 0, 3, losses=3.0), outcome(1, 0), outcome()),
+        (outcome(1, 0, 1, 0, losses=2.0), outcome(), outcome(1, 0)),
     ]
     splits = labelled_splits([0, 0, 1, 3], [0] * 6, [0] * 3, (4, 2, 0), (1, 0, 2))
     result = gather_personal(scored, splits, 4)
@@ -162,15 +164,17 @@ def test_personal_models_by_hand() -> None:
     ]
     assert result.accuracy_by_client == [0.75, 0.5, None]
     assert result.validation_by_client == [1.0, None, 0.5]
+    assert result.most_predicted == pytest.approx(8 / 12)  # all of their predictions together
+    assert result.largest_class == 0.5
 
 
 def test_personal_models_by_domain_are_judged_at_home_alone() -> None:
     scored = [
-        (outcome(), outcome(1, 1, 1, 0, losses=1.0), outcome()),
-        (outcome(), outcome(0, 1, losses=4.0), outcome()),
+        (outcome(), outcome(0, 0, 1, 0, losses=1.0), outcome()),
+        (outcome(), outcome(1, 1, losses=4.0), outcome()),
     ]
     result = gather_personal(scored, labelled_splits([], [0, 0, 1, 1, 0, 1], [], (4, 2), (0, 0)), 2)
-    assert result == Evaluation(4 / 6, 2.0, [2 / 3, 2 / 3], [0.75, 0.5], [])
+    assert result == Evaluation(4 / 6, 2.0, [2 / 3, 2 / 3], [0.75, 0.5], [], 0.5, 0.5)
 
 
 def test_by_domain_the_clients_own_splits_are_the_test_set(
@@ -256,8 +260,8 @@ def test_scoring_in_chunks_is_scoring_one_by_one() -> None:
     resident = Resident(model, CPU, False)
     everything = Samples(torch.linspace(-1, 1, CHUNK + 7)[:, None], torch.arange(CHUNK + 7) % 2)
     scored = score_all(resident, everything)
-    assert scored.correct.tolist() == [(x > 0) == (k % 2 == 0) for k, x in enumerate(everything.inputs[:, 0].tolist())]
+    assert scored.predicted.tolist() == [int(x <= 0) for x in everything.inputs[:, 0].tolist()]
     assert scored.losses[-7:].tolist() == pytest.approx(score(resident, everything[-7:]).losses.tolist())
     nothing = score_all(resident, everything[:0])
-    assert (nothing.correct.dtype, nothing.losses.dtype) == (torch.bool, torch.float32)
-    assert (len(nothing.correct), len(nothing.losses)) == (0, 0)
+    assert (nothing.predicted.dtype, nothing.losses.dtype) == (torch.int64, torch.float32)
+    assert (len(nothing.predicted), len(nothing.losses)) == (0, 0)

@@ -7,7 +7,7 @@ import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from torch import nn
 
@@ -20,7 +20,7 @@ from fedfill.experiment.digest import digest
 from fedfill.experiment.settings import Experiment
 from fedfill.experiment.trial import copied, require_fit, with_lone_samples_noted
 from fedfill.models.layers import with_streams
-from fedfill.models.networks import ModelSettings, build, choose, record_of
+from fedfill.models.networks import ModelSettings, build, choose, described, record_of
 from fedfill.models.pretrained import load
 from fedfill.models.views import require_parts, weights_of
 from fedfill.streams import derive
@@ -117,9 +117,7 @@ def prepare(
     name = experiment.model
     if model is None:
         if name == "auto":
-            wanted = {*settings.needs(), *needs}
-            name, model_settings, why = choose(federation.shape, model_settings, wanted)
-            federation = replace(federation, notes=(*federation.notes, why))
+            name, model_settings = choose(federation.shape, model_settings, {*settings.needs(), *needs})
         network: nn.Module = build(
             name,
             federation.shape,
@@ -128,9 +126,10 @@ def prepare(
             needs=settings.needs(),
             seed=derive(experiment.seed, "initial weights"),
         )
+        notes = [described(name, federation.shape, model_settings, settings.needs(), kind.name)]
         if model_settings.weights is not None:
-            note = load(network, model_settings.weights)
-            federation = replace(federation, notes=(*federation.notes, note))
+            notes.append(load(network, model_settings.weights))
+        federation = replace(federation, notes=(*federation.notes, *notes))
     else:
         if not isinstance(model, nn.Module):
             raise FedfillError(
@@ -166,8 +165,12 @@ def _checked_settings(kind: type[Algorithm], experiment: Experiment) -> tuple[Al
     if experiment.preset is not None:
         presets |= {**kind.paper.get("", {}), **kind.paper.get(experiment.data, {})}
     if "local_epochs" in experiment.settings:
-        # who asks for epochs gets them, and not the mini-batches of the paper
+        # who asks for epochs gets them, and not the mini-batches of the paper or of the algorithm
         presets.pop("local_steps", None)
+        if kind.model_fields["local_steps"].default is not None and type(None) in get_args(
+            kind.model_fields["local_steps"].annotation
+        ):
+            presets["local_steps"] = None
     own, models = split_settings(kind, presets)
     if experiment.model not in ("auto", "cnn2", "cnn4"):
         models = {}  # a paper's word on its own network

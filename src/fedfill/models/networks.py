@@ -66,7 +66,7 @@ OF_THE_LATENT = ("width", "latent", "latent_activation", "dropout")
 """Settings that only networks with a latent layer have."""
 
 
-def choose(shape: tuple[int, ...], settings: ModelSettings, needs: Collection[str]) -> tuple[str, ModelSettings, str]:
+def choose(shape: tuple[int, ...], settings: ModelSettings, needs: Collection[str]) -> tuple[str, ModelSettings]:
     """The network that ``auto`` stands for: the same one for all algorithms with these needs together.
 
     Args:
@@ -75,15 +75,36 @@ def choose(shape: tuple[int, ...], settings: ModelSettings, needs: Collection[st
         needs: Of all algorithms that shall use it: named parts, and `NORMALISATION`.
 
     Returns:
-        Its name, its settings, and a sentence that says which and why.
+        Its name and its settings.
     """
-    if len(shape) != 3:
-        return "mlp", settings, "Network: mlp, since the inputs are no images."
-    name, kind = ("cnn2", "grey images") if shape[0] == 1 else ("cnn4", "colour images")
+    if len(shape) == 1:
+        return "mlp", settings
     if NORMALISATION in needs and "width" not in settings.model_fields_set:
-        wide = settings.model_copy(update={"width": "wide"})
-        return name, wide, f"Network: {name} with width=wide, for {kind} and an algorithm that needs batch norm."
-    return name, settings, f"Network: {name}, for {kind}."
+        settings = settings.model_copy(update={"width": "wide"})
+    return "cnn2" if shape[0] == 1 else "cnn4", settings
+
+
+def described(name: str, shape: tuple[int, ...], settings: ModelSettings, needs: Collection[str], who: str) -> str:
+    """Which network it is, and why, in one sentence.
+
+    Args:
+        name: Of the network.
+        shape: Of one input.
+        settings: As they were chosen.
+        needs: Of the algorithm.
+        who: The algorithm's name.
+
+    Returns:
+        For example ``"Network: cnn2 with width=wide, for grey images and the normalisation layers that fedbn needs."``
+    """
+    wide = settings.width == "wide" and name not in _ENCODERS
+    inputs = "rows of numbers" if len(shape) == 1 else "grey images" if shape[0] == 1 else "colour images"
+    why = ""
+    if NORMALISATION in needs:
+        why = f" and the normalisation layers that {who} needs"
+    elif "decoder" in needs:
+        why = f" and the decoder that {who} needs"
+    return f"Network: {name}{' with width=wide, that is with batch norm' if wide else ''}, for {inputs}{why}."
 
 
 def record_of(name: str, settings: ModelSettings) -> dict[str, object]:
@@ -210,7 +231,7 @@ def build(
     authors' program does so.
 
     Args:
-        name: A name of `NAMES`, chosen already where it was ``auto``.
+        name: A name of `NAMES`.
         shape: (channels, height, width) of one image; the sides are multiples of 4, of 8 for ``resnet18``. Any for ``mlp``.
         classes: Number of classes, at least 2.
         settings: Width, latent size and activation; `fedfill.models.pretrained` is for ``weights``.
@@ -225,6 +246,8 @@ def build(
     """
     if name not in NAMES:
         raise FedfillError(f"model: unknown name '{name}'; {did_you_mean(name, NAMES)}")
+    if name == "auto":
+        name, settings = choose(shape, settings, needs)
     multiple = 8 if name == "resnet18" else 4
     image = (
         len(shape) == 3 and min(shape) > 0 and shape[0] in (1, 3) and not (shape[1] % multiple or shape[2] % multiple)
