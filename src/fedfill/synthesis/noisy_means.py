@@ -1,0 +1,286 @@
+"""FedDPMS's mechanism: noisy means of latent codes, a filter, and images decoded from what it accepts.
+
+Chen and Vikalo, "Federated Learning in Non-IID Settings Aided by Differentially Private Synthetic Data", CVPRW 2023,
+section 3.3.2, equations 1 and 2; the variants beside ``paper`` are ours.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field
+from torch import Tensor, nn
+
+from fedfill.data.samples import Samples
+from fedfill.errors import FedfillError
+from fedfill.privacy.accountant import mean_sensitivity
+from fedfill.privacy.ledger import Declared, Release, gaussian, public, unbounded
+from fedfill.synthesis.vae import Bound, accepted_codes, decode
+
+FOLLOWS = public("follows from what the server holds")
+NOTHING = public("holds nothing of the client's data")
+
+
+@dataclass(frozen=True)
+class Shared(Declared):
+    """What one assisting client shares: C_i and Z_i.
+
+    Attributes:
+        classes: The client's n most abundant classes.
+        counts: Codes of each class.
+        codes: ``[sum(counts), l]`` float32, class after class.
+    """
+
+    declared: ClassVar = {"classes": unbounded("the n most abundant classes, exact")}
+
+    classes: list[int]
+    counts: list[int]
+    codes: Tensor
+
+    def by_class(self) -> list[tuple[int, Tensor]]:
+        """Each class with its codes, ``[count, l]``."""
+        return list(zip(self.classes, torch.split(self.codes, self.counts), strict=True))
+
+    def only(self, wanted: Collection[int]) -> Shared:
+        """The part of some classes."""
+        kept = [(c, own) for c, own in self.by_class() if c in wanted]
+        codes = torch.cat([self.codes[:0], *(own for _, own in kept)])
+        return Shared([c for c, _ in kept], [len(own) for _, own in kept], codes)
+
+    def flaw(self, classes: int, latent: int, most: int) -> str | None:
+        """Why it makes no sense: others would decode it, and take their labels from it.
+
+        Args:
+            classes: Of the task.
+            latent: Size l of a code.
+            most: Codes of a class, at the most.
+
+        Returns:
+            A few words, or None.
+        """
+        if (
+            len(self.classes) != len(self.counts)
+            or len(set(self.classes)) != len(self.classes)
+            or not all(0 <= c < classes for c in self.classes)
+            or not all(0 <= k <= most for k in self.counts)
+        ):
+            return "'classes' and 'counts' are no classes with their numbers of codes"
+        codes, n = self.codes, sum(self.counts)
+        if codes.dtype != torch.float32 or codes.shape != (n, latent):
+            return f"'codes' is {codes.dtype} of shape {list(codes.shape)}, not [{n}, {latent}]"
+        return None
+
+
+class NoisyMeans(BaseModel):
+    """How means are bounded, made noisy, filtered and accounted for: settings of an algorithm that shares them."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
+    alpha: int = Field(default=50, ge=1)
+    """Codes for each shared class (the quota)."""
+    sigma: float = Field(default=3.0, gt=0, allow_inf_nan=False)
+    """Standard deviation of the noise on each coordinate of a code; with noise=sensitivity a multiple of the sensitivity."""
+    noise: Literal["absolute", "sensitivity"] = "absolute"
+    """Whether sigma is the standard deviation itself (equation 1) or a multiple of the mean's l2 sensitivity (definition 2)."""
+    latent_bound: Bound | Literal["auto"] = "auto"
+    """How codes are bounded before the mean: to [0, 1] (sigmoid), by clipping their norm (clip), or not at all (none); auto: sigmoid where the network has one, else clip."""
+    latent_clip: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    """Norm to which latent_bound=clip clips a code; none: half the root of the latent's size, as far as a sigmoid's codes lie from their centre."""
+    mechanism: Literal["paper", "public_filter", "single_release", "prior", "none"] = "paper"
+    """What is shared: filtered noisy copies (paper), all judged by the public global model (public_filter), one noisy mean a class (single_release), class names alone, whose codes are drawn from a prior (prior), or nothing (none)."""
+    release_sigma: float = Field(default=1.0, gt=0, allow_inf_nan=False)
+    """Noise on the one mean of single_release, at most sigma; recipients add the rest."""
+    max_candidates: int | None = Field(default=None, ge=1)
+    """Draws for each class at the most, and exactly with public_filter; none: 200 times alpha."""
+
+    @property
+    def filters_at_home(self) -> bool:
+        """Whether the assistant judges its codes through the decoder before it shares them."""
+        return self.mechanism in ("paper", "public_filter")
+
+    @property
+    def bound(self) -> Bound:
+        """`latent_bound` once it is resolved."""
+        return "none" if self.latent_bound == "auto" else self.latent_bound
+
+    def clip(self, latent: int) -> float:
+        """Norm to which codes of size `latent` are clipped."""
+        return self.latent_clip or math.sqrt(latent) / 2
+
+    def sensitivity(self, latent: int, count: int) -> float:
+        """How far one record can move the mean of `count` codes of size `latent`, in l2; infinite without a bound."""
+        return mean_sensitivity(latent, count, self.bound, self.clip(latent))
+
+    def mechanism_resolved(self, activation: nn.Module | None, latent: int) -> dict[str, Any]:
+        """The settings that depend on the network and on each other.
+
+        Args:
+            activation: Of the network's latent layer.
+            latent: Size l of its codes.
+
+        Returns:
+            New values by name.
+
+        Raises:
+            FedfillError: Where settings don't fit together.
+        """
+        bound = self.latent_bound
+        if bound == "auto":
+            bound = "sigmoid" if isinstance(activation, nn.Sigmoid) else "clip"
+        if bound == "sigmoid" and isinstance(activation, nn.ReLU | nn.Identity):
+            raise FedfillError("latent_bound: found 'sigmoid' on a network without one; allowed: auto, clip, none")
+        if self.noise == "sensitivity" and bound == "none":
+            raise FedfillError("noise: found 'sensitivity' with latent_bound=none, which has none; allowed: absolute")
+        if self.noise == "sensitivity" and not self.filters_at_home:
+            raise FedfillError(f"noise: found 'sensitivity' with mechanism={self.mechanism}; allowed: absolute")
+        if self.mechanism == "single_release" and self.release_sigma > self.sigma:
+            raise FedfillError(
+                f"release_sigma: found {self.release_sigma}; allowed: at most sigma, which is {self.sigma}"
+            )
+        return {
+            "latent_bound": bound,
+            "latent_clip": self.clip(latent) if bound == "clip" else self.latent_clip,
+            "max_candidates": self.max_candidates or 200 * self.alpha,
+        }
+
+    # What an assisting client does
+
+    def share(
+        self, means: Tensor, classes: Sequence[int], counts: Sequence[int], judge: nn.Module | None,
+        generator: torch.Generator, check: Callable[[], None],
+    ) -> tuple[Shared | None, list[list[int]], dict[str, Release]]:  # fmt: skip
+        """Noisy copies of class means, filtered where they are filtered at home.
+
+        Args:
+            means: Of bounded codes, ``[n, l]``.
+            classes: Whose they are, the most abundant first.
+            counts: The client's samples of every class of the task.
+            judge: Holds decoder, encoder and classifier; None with ``single_release``.
+            generator: Stream of the noise.
+            check: Called again and again; what it raises ends the work.
+
+        Returns:
+            What is shared, None where no code was accepted; rows [class, accepted, drawn]; and what each field releases.
+        """
+        sensitivity = [self.sensitivity(means.shape[1], counts[c]) for c in classes]
+        unit = [1.0 if self.noise == "absolute" else s for s in sensitivity]
+        codes: list[Tensor] = []
+        rows: list[list[int]] = []
+        for mean, c, scale in zip(means, classes, unit, strict=True):
+            if judge is None:
+                noise = torch.empty_like(mean).normal_(generator=generator)
+                own = (mean + self.release_sigma * noise)[None]
+            else:
+                own, drawn = accepted_codes(
+                    judge, mean, self.sigma * scale, c, quota=self.alpha, candidates=self.max_candidates or 0,
+                    exhaust=self.mechanism == "public_filter", generator=generator, check=check,
+                )  # fmt: skip
+                rows.append([c, len(own), drawn])
+            codes.append(own)
+        # one record is in one class, so the classes compose in parallel, and the rarest, of the largest sensitivity, counts
+        std = (self.release_sigma if judge is None else self.sigma) * unit[-1]
+        releases = self.released(sensitivity[-1], std)
+        if not any(len(own) for own in codes):
+            # that none was accepted tells as much as sending the candidates, and the rows are those of C_i
+            return None, rows, {**releases, "shared.classes": Shared.declared["classes"]}
+        return Shared(list(classes), [len(own) for own in codes], torch.cat(codes)), rows, releases
+
+    def released(self, sensitivity: float, std: float) -> dict[str, Release]:
+        """What the fields of a reply release, by the sensitivity of the rarest class and the noise on its mean."""
+        copies = {"paper": self.alpha, "public_filter": self.max_candidates or 0, "single_release": 1}[self.mechanism]
+        conditions = ["the encoder counts as fixed, although it was trained on the same records"]
+        if self.mechanism == "paper":
+            conditions.append(
+                "the choice of copies counts as public, although a classifier trained on the same records made it"
+            )
+        if self.noise == "sensitivity":
+            conditions.append("class sizes count as public, although the scale of the noise tells them")
+        words = f"std {std:g}" if self.noise == "absolute" else f"std {std / sensitivity:g} times the sensitivity"
+        met = self.mechanism != "paper"
+        accepted = FOLLOWS if met else unbounded("what the local classifier accepted")
+        what = "class means of latent codes"
+        codes = gaussian(what, sensitivity, std, copies, conditions, met=met, noise=words)
+        return {"shared.codes": codes, "shared.counts": accepted, "acceptance": accepted}
+
+    # What a recipient does
+
+    def synthesise(
+        self, model: nn.Module, sources: Sequence[Shared], generator: torch.Generator,
+        check: Callable[[], None] = lambda: None,
+    ) -> tuple[Samples, list[list[int]]]:  # fmt: skip
+        """Synthetic images from shared codes, with the global decoder.
+
+        Codes of `paper` and `public_filter` are decoded as they are. For `single_release` and `prior` the recipient draws
+        alpha codes around each centre itself, filtered by the global model: nothing here touches private data.
+
+        Args:
+            model: Holds the global encoder, classifier and decoder, in evaluation mode.
+            sources: What the assistants shared.
+            generator: Stream of the recipient's draws.
+            check: Called again and again; what it raises ends the work.
+
+        Returns:
+            Images with labels, and rows [class, accepted, drawn].
+        """
+        codes, labels, rows = [], [], []
+        for label, own in (pair for source in sources for pair in source.by_class()):
+            if not self.filters_at_home:
+                centre = own[0] if len(own) else own.new_full((own.shape[1],), self.prior_centre)
+                own, drawn = accepted_codes(
+                    model, centre, self.public_std, label, quota=self.alpha, candidates=self.max_candidates or 0,
+                    exhaust=False, generator=generator, check=check,
+                )  # fmt: skip
+                rows.append([label, len(own), drawn])
+            codes.append(own)
+            labels += [label] * len(own)
+        images = decode(model, torch.cat([sources[0].codes[:0], *codes]))
+        return Samples(images, torch.tensor(labels, dtype=torch.int64, device=images.device)), rows
+
+    @property
+    def prior_centre(self) -> float:
+        """Every coordinate of the prior's mean: 1/2 where the codes are bounded to [0, 1], else 0."""
+        return 0.5 if self.latent_bound == "sigmoid" else 0.0
+
+    @property
+    def public_std(self) -> float:
+        """The noise that a recipient adds, so that a code's total noise has standard deviation sigma."""
+        return math.sqrt(self.sigma**2 - self.release_sigma**2) if self.mechanism == "single_release" else self.sigma
+
+    # What is told of the filter
+
+    def is_sound(self, rows: Iterable[Sequence[int]], classes: int) -> bool:
+        """Whether rows from elsewhere are [class, accepted, drawn]."""
+        most = self.max_candidates or 0
+        return all(len(row) == 3 and 0 <= row[0] < classes and 0 <= row[1] <= row[2] <= most for row in rows)
+
+    def report(self, tried: Mapping[int, Sequence[Sequence[int]]]) -> tuple[dict[str, Any], str | None]:
+        """How the filters did.
+
+        Args:
+            tried: Rows [class, accepted, drawn] by client.
+
+        Returns:
+            For the round's record, by client and class; and a sentence for the user where codes are missing.
+        """
+        record: dict[str, Any] = {}
+        for i, rows in tried.items():
+            for c, accepted, drawn in rows:
+                row = record.setdefault(str(i), {}).setdefault(str(c), {"accepted": 0, "drawn": 0})
+                row["accepted"] += accepted
+                row["drawn"] += drawn
+        flat = [(i, c, accepted) for i, rows in tried.items() for c, accepted, _ in rows]
+        short = [(i, c) for i, c, accepted in flat if accepted < self.alpha]
+        if not short:
+            return record, None
+        never = sorted({c for _, c, _ in flat} - {c for _, c, accepted in flat if accepted})
+        return record, (
+            f"the filter accepted fewer than alpha={self.alpha} codes for {len(short)} of {len(flat)} shared classes "
+            f"(client {short[0][0]}, class {short[0][1]} among them)"
+            + (f", and none at all of class {', '.join(map(str, never))}" if never else "")
+            + "; a young decoder emits nearly the same image for every code: more preliminary_rounds or local_epochs, or "
+            "a smaller sigma, may help"
+        )
