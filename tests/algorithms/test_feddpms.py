@@ -16,7 +16,7 @@ from fedfill.errors import FedfillError
 from fedfill.models.networks import ModelSettings, build
 from fedfill.models.views import part, rest, weights_of
 from fedfill.privacy.accountant import epsilon
-from fedfill.protocol.client import Client, State
+from fedfill.protocol.client import Client, State, client_handler
 
 QUICK = {
     "local_epochs": 4,
@@ -51,7 +51,7 @@ def test_match_finds_nobody_without_overlap():
 
 def test_several_assistants_cover_what_is_still_open():
     # 1 covers two classes; then 4 adds one more, while 2 would only repeat what is covered
-    assert match(9, [0, 1, 2], {1: [0, 1], 2: [0, 1], 4: [1, 2]}, assistants=3) == [1, 4]
+    assert match(9, [0, 1, 2], {1: [0, 1], 2: [0, 1], 4: [1, 2]}, most=3) == [1, 4]
 
 
 # The exchange, worked by hand on scripted clients
@@ -176,8 +176,9 @@ def test_a_reply_lost_on_the_way_parts_nobody(lost_round):
     algorithm = FedDPMS(**QUICK, preliminary_rounds=2, kl="mean", vae_weight=1.0)
 
     class Spoiled(FedDPMS):
-        def reply(self, client, *rest):
-            reply = super().reply(client, *rest)
+        @client_handler
+        def secondary_client(self, client, message):
+            reply = super().secondary_client(client, message)
             if client.round == lost_round and client.id == 1:
                 reply = dataclasses.replace(reply, weights={name: w * math.nan for name, w in reply.weights.items()})
             return reply
@@ -385,7 +386,7 @@ def filtered(monkeypatch):
         asked.append({"judge": weights, "centre": centre, "std": std, "label": label})
         return centre[None], 1
 
-    monkeypatch.setattr("fedfill.algorithms.feddpms.accepted_codes", accept)
+    monkeypatch.setattr("fedfill.synthesis.noisy_means.accepted_codes", accept)
     return asked
 
 
@@ -558,7 +559,7 @@ def test_public_filter_draws_exactly_its_candidates_and_is_charged_for_all():
 
 def test_candidates_are_charged_in_each_round_even_if_none_is_accepted(monkeypatch):
     nothing = lambda model, centre, std, label, *, candidates, **_: (centre.new_empty(0, len(centre)), candidates)  # noqa: E731
-    monkeypatch.setattr("fedfill.algorithms.feddpms.accepted_codes", nothing)
+    monkeypatch.setattr("fedfill.synthesis.noisy_means.accepted_codes", nothing)
     server = run_rounds(FedDPMS(**QUICK, preliminary_rounds=1, mechanism="public_filter", max_candidates=70), 3)
     assert server.state.shared == {}
     assert ledger_entry(server, "codes")["epsilon"] == pytest.approx(epsilon(math.sqrt(2 * 70) * 4 / 20, 1e-5))
@@ -610,11 +611,11 @@ def test_model_updates_and_class_lists_have_no_guarantee():
 
 def test_only_scarce_keeps_the_classes_that_were_asked_for():
     shared = Shared([3, 5, 7], [2, 1, 2], torch.arange(10.0).reshape(5, 2))
-    kept = FedDPMS(only_scarce=True).keep(shared, [7, 3, 1])
+    kept = shared.only([7, 3, 1])
     assert kept.classes == [3, 7]
     assert kept.counts == [2, 2]
     assert kept.codes.tolist() == [[0, 1], [2, 3], [6, 7], [8, 9]]
-    assert FedDPMS().keep(shared, [7]) is shared
+    assert shared.only(range(8)).codes.tolist() == shared.codes.tolist()
 
 
 def test_codes_around_a_mean_have_the_noise_that_was_asked_for():
@@ -653,8 +654,14 @@ def test_preliminary_rounds_are_two_fifths_unless_given():
 
 
 def test_latent_bound_follows_the_network():
-    assert resolve(FedDPMS()).latent_bound == "sigmoid"
-    assert resolve(FedDPMS(), latent_activation="none").latent_bound == "none"
+    bounded = resolve(FedDPMS(), latent_activation="sigmoid")
+    assert (bounded.latent_bound, bounded.latent_clip) == ("sigmoid", None)
+    # l = 16: no code lies farther from the centre than a sigmoid's, so that no guarantee is lost without one
+    free = resolve(FedDPMS(), latent_activation="none")
+    assert (free.latent_bound, free.latent_clip) == ("clip", 2.0)
+    assert free.sensitivity(16, 20) == bounded.sensitivity(16, 20) == 4 / 20
+    assert resolve(FedDPMS(latent_clip=3.0)).latent_clip == 3.0
+    assert resolve(FedDPMS(latent_bound="none")).latent_bound == "none"
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ from fedfill.experiment.loop import _evaluate, execute
 from fedfill.experiment.prepare import arrange
 from fedfill.models.networks import ModelSettings, build
 from fedfill.models.views import weights_of
-from fedfill.privacy.ledger import Release
+from fedfill.privacy.releases import Release
 from fedfill.protocol.client import Client, State, client_handler
 from fedfill.protocol.server import Server
 from fedfill.runs.directory import RunDirectory

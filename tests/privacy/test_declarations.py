@@ -8,7 +8,7 @@ import pytest
 
 from fedfill.algorithms import known_algorithms
 from fedfill.engines.flower_messages import handlers_of
-from fedfill.privacy.ledger import Release
+from fedfill.privacy.releases import Release
 from fedfill.protocol.messages import declarations
 
 UNBOUNDED, INDEPENDENT, AT_RUN_TIME = "no guarantee", "independent of the client's data", "decided by the handler"
@@ -24,6 +24,7 @@ TABLE: dict[str, dict[str, str]] = {
         **CONTRIBUTED, "benefited": INDEPENDENT, "shared.classes": UNBOUNDED, "shared.counts": AT_RUN_TIME,
         "shared.codes": AT_RUN_TIME, "acceptance": AT_RUN_TIME,
     },
+    "fedmix.MixedUpdate": {**CONTRIBUTED, "below": UNBOUNDED},
     "naivemix.SharedMeans": {"means": UNBOUNDED},
     "fedzda.ZeroShotUpdate": {**CONTRIBUTED, "model": UNBOUNDED, "losses": INDEPENDENT},
     "fraug.SharedUpdate": {**CONTRIBUTED, "generator": UNBOUNDED},

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from fedfill import tree
 from fedfill.errors import FedfillError
 from fedfill.privacy import accountant
-from fedfill.privacy.ledger import Ledger, Release, dpsgd, gaussian, public, unbounded
+from fedfill.privacy.ledger import Ledger
+from fedfill.privacy.releases import Release, dpsgd, gaussian, public, unbounded
 
 DELTA = 1e-5
 FIXED = "the encoder is fixed"

@@ -31,7 +31,7 @@ from fedfill.errors import ContractError, DivergedError, FedfillError
 from fedfill.models.layers import with_streams
 from fedfill.models.networks import ModelSettings, build
 from fedfill.models.views import weights_of
-from fedfill.privacy.ledger import public, unbounded
+from fedfill.privacy.releases import public, unbounded
 from fedfill.protocol.client import Client, State, client_handler
 from fedfill.protocol.engine import Engine
 from fedfill.protocol.messages import Message, reason

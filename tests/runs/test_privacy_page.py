@@ -44,7 +44,7 @@ def test_the_example_is_one_of_a_real_run(tmp_path: Path) -> None:
 def test_the_table_lists_every_entry_of_a_run(mechanism: str, tmp_path: Path) -> None:
     table = PAGE[PAGE.index("FedDPMS fills these entries") :]
     listed: dict[str, str] = {}
-    for names, guarantee in re.findall(r"^\| (`[A-Z]\w+\.\w+`.*?) \|.*\| (.*?) \|$", table, re.MULTILINE):
+    for names, guarantee in re.findall(r"^\| (`[A-Z]\w+\.[\w.]+`.*?) \|.*\| (.*?) \|$", table, re.MULTILINE):
         first, *others = re.findall(r"`([\w.]+)`", names)
         listed |= {first: guarantee, **{first.split(".")[0] + other: guarantee for other in others}}
     entries = privacy(tmp_path, mechanism)["entries"]

@@ -47,7 +47,9 @@ def vae(**settings):
     return build("cnn2", (1, 8, 8), 4, ModelSettings(**settings), needs=("decoder",), seed=0).eval()
 
 
-@pytest.mark.parametrize("settings", [{}, {"width": "wide"}])
+@pytest.mark.parametrize(
+    "settings", [{"latent_activation": "sigmoid"}, {"latent_activation": "sigmoid", "width": "wide"}]
+)
 def test_means_are_vectors_of_real_data_in_evaluation_mode(settings):
     model, data = vae(**settings), bars(60, [0, 1, 2], seed=5)
     means = class_means(model, data, [2, 0], "sigmoid", 1.0)

@@ -2,13 +2,14 @@
 
 from fedfill.algorithms._base import Algorithm, find, known_algorithms, parse_variant
 from fedfill.algorithms._composition import Composable
-from fedfill.algorithms._messages import Broadcast, Contribution, Start, Update
+from fedfill.algorithms._messages import Broadcast, Contribution, Request, Start, Update
 
 __all__ = [
     "Algorithm",
     "Broadcast",
     "Composable",
     "Contribution",
+    "Request",
     "Start",
     "Update",
     "find",

@@ -8,11 +8,16 @@ from typing import Any, ClassVar, TypeVar
 
 from fedfill.data.samples import Samples
 from fedfill.models.views import trainable
-from fedfill.privacy.ledger import Release, unbounded
+from fedfill.privacy.releases import Release, unbounded
 from fedfill.protocol.client import Client
 from fedfill.protocol.messages import Message
 from fedfill.training.fit import LocalTraining
 from fedfill.tree import Weights
+
+
+@dataclass(frozen=True)
+class Request(Message):
+    """Server to client: nothing but the request that the handler's name says."""
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from fedfill.algorithms import Algorithm
 from fedfill.errors import FedfillError
-from fedfill.privacy.ledger import unbounded
+from fedfill.privacy.releases import unbounded
 from fedfill.protocol.client import Client, client_handler
 from fedfill.protocol.messages import Message
 from fedfill.protocol.server import Server

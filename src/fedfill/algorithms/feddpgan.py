@@ -18,7 +18,7 @@ from fedfill.algorithms import Broadcast, Update
 from fedfill.algorithms.fedavg import FedAvg
 from fedfill.data.samples import Samples
 from fedfill.errors import FedfillError
-from fedfill.privacy.ledger import public
+from fedfill.privacy.releases import public
 from fedfill.protocol.client import Client, client_handler
 from fedfill.protocol.messages import Message
 from fedfill.protocol.relay import Delivered

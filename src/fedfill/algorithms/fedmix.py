@@ -13,7 +13,7 @@ from torch.nn import functional
 from fedfill.algorithms import Update
 from fedfill.algorithms.naivemix import Mixing, NaiveMix
 from fedfill.data.samples import Batch
-from fedfill.privacy.ledger import unbounded
+from fedfill.privacy.releases import unbounded
 from fedfill.protocol.client import Client, client_handler
 from fedfill.protocol.server import Server
 from fedfill.training.mixup import mixed_entropy

@@ -20,7 +20,7 @@ from fedfill.algorithms.fedavg import FedAvg
 from fedfill.data.samples import Samples
 from fedfill.errors import FedfillError
 from fedfill.models.views import NORMALISATION
-from fedfill.privacy.ledger import public, unbounded
+from fedfill.privacy.releases import public, unbounded
 from fedfill.protocol.client import Client, client_handler
 from fedfill.protocol.messages import shapes_of
 from fedfill.protocol.server import Server

@@ -21,7 +21,7 @@ from fedfill.algorithms.fedbn import FedBN, without_normalisation
 from fedfill.errors import FedfillError
 from fedfill.models.layers import draws_from
 from fedfill.models.views import require_linear_head, weights_of
-from fedfill.privacy.ledger import unbounded
+from fedfill.privacy.releases import unbounded
 from fedfill.protocol.client import Client, client_handler
 from fedfill.protocol.server import Server
 from fedfill.synthesis.embeddings import (

@@ -10,11 +10,11 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedfill.algorithms import Broadcast, Contribution, Update
+from fedfill.algorithms import Broadcast, Contribution, Request, Update
 from fedfill.algorithms.fedavg import FedAvg
 from fedfill.data.samples import Batch, Samples, normalise
 from fedfill.errors import FedfillError
-from fedfill.privacy.ledger import unbounded
+from fedfill.privacy.releases import unbounded
 from fedfill.protocol.client import Client, client_handler
 from fedfill.protocol.messages import Message
 from fedfill.protocol.relay import Delivered, collect
@@ -35,11 +35,6 @@ class Means(Record):
 
     inputs: Tensor
     targets: Tensor
-
-
-@dataclass(frozen=True)
-class MeansRequest(Message):
-    """Server to client: which means does it share?"""
 
 
 @dataclass(frozen=True)
@@ -102,14 +97,14 @@ class NaiveMix(FedAvg):
             found = (reply.means.inputs.shape, reply.means.targets.shape)
             return None if found == asked else "its means are none of this task's samples"
 
-        replies = collect(server, self.share_means, MeansRequest(), flaw, attempts=1)
+        replies = collect(server, self.share_means, Request(), flaw, attempts=1)
         found = [reply.means for reply in replies.values()]
         if not any(len(means.inputs) for means in found):
             raise FedfillError("engine: no client shared means, so there is nothing to mix with")
         return Means(torch.cat([means.inputs for means in found]), torch.cat([means.targets for means in found]))
 
     @client_handler
-    def share_means(self, client: Client, message: MeansRequest) -> SharedMeans:
+    def share_means(self, client: Client, message: Request) -> SharedMeans:
         """Means over random groups of the client's samples."""
         return SharedMeans(group_means(client.data, client.classes, self.group_size, client.stream("groups")))
 

@@ -20,7 +20,7 @@ from fedfill.algorithms import Broadcast, Update
 from fedfill.algorithms.fedavg import FedAvg
 from fedfill.data.samples import UNKNOWN, Batch, Samples, draw, fits
 from fedfill.errors import FedfillError
-from fedfill.privacy.ledger import public, unbounded
+from fedfill.privacy.releases import public, unbounded
 from fedfill.protocol.client import Client, client_handler
 from fedfill.protocol.messages import Message, shapes_of
 from fedfill.protocol.relay import Delivered, collect

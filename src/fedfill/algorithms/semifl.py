@@ -15,12 +15,12 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedfill.algorithms import Broadcast, Composable, Update
+from fedfill.algorithms import Broadcast, Composable, Request, Update
 from fedfill.algorithms.fedavg import FedAvg
 from fedfill.data.samples import Batch, Samples, draw, fits, normalise
 from fedfill.errors import FedfillError
 from fedfill.models.views import trainable
-from fedfill.privacy.ledger import unbounded
+from fedfill.privacy.releases import unbounded
 from fedfill.protocol.client import Client, client_handler
 from fedfill.protocol.messages import Message
 from fedfill.protocol.relay import collect
@@ -33,11 +33,6 @@ from fedfill.tree import Tree, Weights
 
 CHUNK = 512
 """Samples that go through the network together, at the most, where statistics of batch norm are computed anew."""
-
-
-@dataclass(frozen=True)
-class LabelledRequest(Message):
-    """Server to client: your labelled samples, please."""
 
 
 @dataclass(frozen=True)
@@ -131,7 +126,7 @@ class SemiFL(FedAvg):
     def pretrain(self, server: Server, step: int) -> None:
         """All clients' labelled samples as one pool; who isn't heard of is asked three times."""
         found = collect(
-            server, self.share, LabelledRequest(),
+            server, self.share, Request(),
             lambda reply: None if fits(reply.samples, server.sample, server.classes) else "its samples are none of this task",
         )  # fmt: skip
         if not any(reply.unlabelled > 0 for reply in found.values()):
@@ -152,7 +147,7 @@ class SemiFL(FedAvg):
             )
 
     @client_handler
-    def share(self, client: Client, message: LabelledRequest) -> Labelled:
+    def share(self, client: Client, message: Request) -> Labelled:
         """The client's labelled samples, raw."""
         return Labelled(client.data, len(client.unlabelled))
 

@@ -40,7 +40,7 @@ from fedfill.engines.flower_messages import (
 )
 from fedfill.engines.runner import make_resident
 from fedfill.errors import FedfillError
-from fedfill.privacy.ledger import unbounded
+from fedfill.privacy.releases import unbounded
 from fedfill.protocol.messages import HEAVIEST, Answers, Average, Lost, Message, Outcome, releases_of
 from fedfill.training.evaluation import Evaluation, divergence, largest_share, score_all, shares
 from fedfill.tree import Tree, Weights

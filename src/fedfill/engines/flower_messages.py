@@ -15,7 +15,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
 from fedfill import tree
 from fedfill.errors import FedfillError
-from fedfill.privacy.ledger import Release
+from fedfill.privacy.releases import Release
 from fedfill.protocol.messages import Message
 from fedfill.tree import Record, Tree, Weights
 

@@ -15,7 +15,7 @@ from fedfill import tree
 from fedfill.data.federation import Federation
 from fedfill.engines.runner import ClientRunner, make_resident, warm_up
 from fedfill.errors import FedfillError
-from fedfill.privacy.ledger import Release
+from fedfill.privacy.releases import Release
 from fedfill.protocol.messages import Answers, Average, Averaging, Message, Outcome
 from fedfill.training.aggregation import group_of
 from fedfill.training.evaluation import CHUNK, Evaluation, Scored, gather, gather_personal, score, score_all, splits_of

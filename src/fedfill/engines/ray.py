@@ -54,7 +54,7 @@ from fedfill.engines.ray_worker import (
     unpack,
 )
 from fedfill.errors import FedfillError
-from fedfill.privacy.ledger import Release
+from fedfill.privacy.releases import Release
 from fedfill.protocol.messages import Answers, Average, Lost, Message, Outcome, RemoteError
 from fedfill.training.aggregation import Mean, group_of, mean_of
 from fedfill.training.evaluation import (

@@ -10,7 +10,7 @@ from torch import nn
 
 from fedfill.data.samples import Batch, Samples
 from fedfill.errors import ContractError
-from fedfill.privacy.ledger import Release
+from fedfill.privacy.releases import Release
 from fedfill.protocol.messages import Message
 from fedfill.streams import torch_stream
 from fedfill.training.fit import Fit, Fitted, LocalTraining, Loss

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from fedfill.privacy.ledger import Release
+from fedfill.privacy.releases import Release
 from fedfill.protocol.messages import Answers, Average, Message
 from fedfill.training.evaluation import Evaluation
 from fedfill.tree import Tree, Weights

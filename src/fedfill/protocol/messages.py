@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, ClassVar, cast, get_args, get_type_hints
+from typing import Any, cast, get_args, get_type_hints
 
 import torch
 
 from fedfill import tree
 from fedfill.errors import ContractError, FedfillError
-from fedfill.privacy.ledger import Release, unbounded
+from fedfill.privacy.releases import Declared, Release, unbounded
 from fedfill.training.aggregation import Mean, group_of, mean_of
-from fedfill.tree import Record, Weights
+from fedfill.tree import Weights
 
 UNDECLARED = unbounded("sent as it is")
 HEAVIEST = 2**53
@@ -20,18 +20,7 @@ HEAVIEST = 2**53
 NOT_FINITE = "the reply holds a NaN or an infinity"
 
 
-class Part(Record):
-    """Base of the typed parts of a message, each with a declaration of its own.
-
-    Attributes:
-        declared: What fields of a reply release about the client's data, where that is the same for every reply.
-            A field that is declared neither here nor by ``client.release`` counts as a release without a guarantee.
-    """
-
-    declared: ClassVar[Mapping[str, Release]] = {}
-
-
-class Message(Part):
+class Message(Declared):
     """Base of the messages: subclass it as a frozen dataclass whose fields are everything that crosses."""
 
 
@@ -229,7 +218,7 @@ def releases_of(reply: Message, declared: Mapping[str, Release]) -> Iterator[tup
 
     Args:
         reply: The whole reply.
-        declared: What the handler declared for this reply, by field, or by ``field.field`` within a `Part`; it comes before
+        declared: What the handler declared for this reply, by field, or by ``field.field`` within a `Declared` part; it comes before
             what the classes declare.
 
     Yields:
@@ -244,12 +233,12 @@ def releases_of(reply: Message, declared: Mapping[str, Release]) -> Iterator[tup
         raise ContractError(f"a release is declared for '{min(given)}', which is no field of {kind}")
 
 
-def _releases(part: Part, prefix: str, given: dict[str, Release]) -> Iterator[tuple[str, Release]]:
+def _releases(part: Declared, prefix: str, given: dict[str, Release]) -> Iterator[tuple[str, Release]]:
     for item in fields(part):  # type: ignore[arg-type]
         path, value = prefix + item.name, getattr(part, item.name)
         if path in given:
             yield path, given.pop(path)
-        elif isinstance(value, Part):
+        elif isinstance(value, Declared):
             yield from _releases(value, f"{path}.", given)
         elif value is None:
             # what was declared of a part that is not there: that there is none tells as much
@@ -259,7 +248,7 @@ def _releases(part: Part, prefix: str, given: dict[str, Release]) -> Iterator[tu
             yield path, part.declared.get(item.name) or UNDECLARED
 
 
-def declarations(kind: type[Part], prefix: str = "") -> Iterator[tuple[str, Release | None]]:
+def declarations(kind: type[Declared], prefix: str = "") -> Iterator[tuple[str, Release | None]]:
     """What the fields of a reply release by its class, those of its parts included.
 
     Args:
@@ -272,7 +261,7 @@ def declarations(kind: type[Part], prefix: str = "") -> Iterator[tuple[str, Rele
     hints = get_type_hints(kind)
     for item in fields(kind):  # type: ignore[arg-type]
         hint = hints[item.name]
-        inner = [part for part in (hint, *get_args(hint)) if isinstance(part, type) and issubclass(part, Part)]
+        inner = [part for part in (hint, *get_args(hint)) if isinstance(part, type) and issubclass(part, Declared)]
         if inner:
             yield from declarations(inner[0], f"{prefix}{item.name}.")
         else:

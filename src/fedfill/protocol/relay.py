@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -59,3 +59,29 @@ def collect(
             else:
                 server.lose(i, handler.__name__, why)
     return dict(sorted(found.items()))
+
+
+def match(i: int, lacks: Sequence[int], offers: Mapping[int, Sequence[int]], most: int = 1) -> list[int]:
+    """The clients whose offers cover most of what client i lacks: greedy maximum coverage (FedDPMS, supplement, algorithm 1).
+
+    The next one is chosen for what is still uncovered. Ties go to the lowest number; a client never serves itself; where
+    nobody covers anything there is none.
+
+    Args:
+        i: Who receives.
+        lacks: What it lacks, such as classes (H_i).
+        offers: What each client made (C_j of every client j in A).
+        most: How many clients at the most.
+
+    Returns:
+        Client numbers, the best first (R_i).
+    """
+    uncovered, chosen = set(lacks), list[int]()
+    while uncovered and len(chosen) < most:
+        others = (j for j in sorted(offers) if j != i and j not in chosen)
+        best = max(others, key=lambda j: len(uncovered & set(offers[j])), default=None)
+        if best is None or not uncovered & set(offers[best]):
+            break
+        chosen.append(best)
+        uncovered -= set(offers[best])
+    return chosen

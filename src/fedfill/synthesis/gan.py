@@ -22,7 +22,7 @@ from fedfill.data.samples import Samples, normalise, quantise
 from fedfill.errors import FedfillError
 from fedfill.privacy.accountant import sampled_noise
 from fedfill.privacy.dpsgd import noisy_sum, poisson_sample
-from fedfill.privacy.ledger import Release, dpsgd, unbounded
+from fedfill.privacy.releases import Release, dpsgd, unbounded
 from fedfill.tree import Record, Tree, Weights
 
 Noise = Literal["none", "dpsgd", "paper_eq3"]

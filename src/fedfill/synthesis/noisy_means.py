@@ -6,8 +6,9 @@ section 3.3.2, equations 1 and 2; the variants beside ``paper`` are ours.
 
 from __future__ import annotations
 
+import copy
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -18,8 +19,8 @@ from torch import Tensor, nn
 from fedfill.data.samples import Samples
 from fedfill.errors import FedfillError
 from fedfill.privacy.accountant import mean_sensitivity
-from fedfill.privacy.ledger import Declared, Release, gaussian, public, unbounded
-from fedfill.synthesis.vae import Bound, accepted_codes, decode
+from fedfill.privacy.releases import Declared, Release, gaussian, public, unbounded
+from fedfill.synthesis.vae import Bound, accepted_codes, decode, latent_size
 
 FOLLOWS = public("follows from what the server holds")
 NOTHING = public("holds nothing of the client's data")
@@ -40,6 +41,10 @@ class Shared(Declared):
     classes: list[int]
     counts: list[int]
     codes: Tensor
+
+    def offered(self, empty: bool = False) -> list[int]:
+        """The classes of which there are codes, or all of them: without codes a class helps nobody, unless it has a prior."""
+        return [c for c, k in zip(self.classes, self.counts, strict=True) if k or empty]
 
     def by_class(self) -> list[tuple[int, Tensor]]:
         """Each class with its codes, ``[count, l]``."""
@@ -115,12 +120,12 @@ class NoisyMeans(BaseModel):
         """How far one record can move the mean of `count` codes of size `latent`, in l2; infinite without a bound."""
         return mean_sensitivity(latent, count, self.bound, self.clip(latent))
 
-    def mechanism_resolved(self, activation: nn.Module | None, latent: int) -> dict[str, Any]:
+    def mechanism_resolved(self, model: nn.Module, inputs: Tensor) -> dict[str, Any]:
         """The settings that depend on the network and on each other.
 
         Args:
-            activation: Of the network's latent layer.
-            latent: Size l of its codes.
+            model: With an ``encoder``.
+            inputs: Of one sample as they are stored, ``[1, ...]``.
 
         Returns:
             New values by name.
@@ -128,6 +133,8 @@ class NoisyMeans(BaseModel):
         Raises:
             FedfillError: Where settings don't fit together.
         """
+        activation = getattr(model.encoder, "activation", None)
+        latent = latent_size(copy.deepcopy(model).eval(), Samples(inputs, torch.zeros(1)))
         bound = self.latent_bound
         if bound == "auto":
             bound = "sigmoid" if isinstance(activation, nn.Sigmoid) else "clip"
@@ -188,6 +195,14 @@ class NoisyMeans(BaseModel):
             # that none was accepted tells as much as sending the candidates, and the rows are those of C_i
             return None, rows, {**releases, "shared.classes": Shared.declared["classes"]}
         return Shared(list(classes), [len(own) for own in codes], torch.cat(codes)), rows, releases
+
+    def share_names(
+        self, classes: list[int], latent: int, data: Samples
+    ) -> tuple[Shared | None, list[list[int]], dict[str, Release]]:
+        """With ``prior``, as `share`: the classes alone, whose codes recipients draw, and no rows."""
+        empty = data.inputs.new_empty(0, latent, dtype=torch.float32)
+        nothing = dict.fromkeys(("shared.counts", "shared.codes", "acceptance"), NOTHING)
+        return Shared(classes, [0] * len(classes), empty), [], nothing
 
     def released(self, sensitivity: float, std: float) -> dict[str, Release]:
         """What the fields of a reply release, by the sensitivity of the rarest class and the noise on its mean."""
@@ -252,10 +267,15 @@ class NoisyMeans(BaseModel):
 
     # What is told of the filter
 
-    def is_sound(self, rows: Iterable[Sequence[int]], classes: int) -> bool:
-        """Whether rows from elsewhere are [class, accepted, drawn]."""
+    def flaw(
+        self, shared: Shared | None, rows: Sequence[Sequence[int]], classes: int, clients: int, latent: int
+    ) -> str | None:
+        """Why what a client shares, or its rows, make no sense; None where they do."""
         most = self.max_candidates or 0
-        return all(len(row) == 3 and 0 <= row[0] < classes and 0 <= row[1] <= row[2] <= most for row in rows)
+        sound = (len(row) == 3 and 0 <= row[0] < classes and 0 <= row[1] <= row[2] <= most for row in rows)
+        if len(rows) > clients * classes or not all(sound):
+            return "'acceptance' holds what is no [class, accepted, drawn]"
+        return None if shared is None else shared.flaw(classes, latent, most)
 
     def report(self, tried: Mapping[int, Sequence[Sequence[int]]]) -> tuple[dict[str, Any], str | None]:
         """How the filters did.
@@ -264,7 +284,7 @@ class NoisyMeans(BaseModel):
             tried: Rows [class, accepted, drawn] by client.
 
         Returns:
-            For the round's record, by client and class; and a sentence for the user where codes are missing.
+            Figures for the round's record, and a sentence for the user where codes are missing.
         """
         record: dict[str, Any] = {}
         for i, rows in tried.items():
@@ -274,10 +294,11 @@ class NoisyMeans(BaseModel):
                 row["drawn"] += drawn
         flat = [(i, c, accepted) for i, rows in tried.items() for c, accepted, _ in rows]
         short = [(i, c) for i, c, accepted in flat if accepted < self.alpha]
+        notes = {"acceptance": record} if record else {}
         if not short:
-            return record, None
+            return notes, None
         never = sorted({c for _, c, _ in flat} - {c for _, c, accepted in flat if accepted})
-        return record, (
+        return notes, (
             f"the filter accepted fewer than alpha={self.alpha} codes for {len(short)} of {len(flat)} shared classes "
             f"(client {short[0][0]}, class {short[0][1]} among them)"
             + (f", and none at all of class {', '.join(map(str, never))}" if never else "")

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Literal
 
 import torch
+from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -47,22 +48,41 @@ def vae_loss(model: nn.Module, batch: Batch, *, weight: float, reconstruction: R
     return loss
 
 
+class VAEOptions(BaseModel):
+    """The settings of an algorithm that trains a classifier as an auto-encoder."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
+    vae_weight: float = Field(default=0.05, ge=0, allow_inf_nan=False)
+    """Weight of divergence and reconstruction loss beside the cross-entropy (lambda)."""
+    reconstruction: Reconstruction = "mse"
+    """Reconstruction loss: squared error averaged over pixels (the paper), summed, or binary cross-entropy summed."""
+    kl: Literal["sum", "mean"] = "sum"
+    """Divergence summed or averaged over the latent's coordinates."""
+
+    def vae_loss(self, model: nn.Module, batch: Batch, context: object) -> Tensor:
+        """l1 + lambda (l2 + l3) (section 3.2), a scalar; a loss of local training."""
+        return vae_loss(model, batch, weight=self.vae_weight, reconstruction=self.reconstruction, kl=self.kl)
+
+
 @torch.inference_mode()
-def require_vae(model: nn.Module, inputs: Tensor, algorithm: str) -> None:
+def require_vae(model: nn.Module, inputs: Tensor, algorithm: str, methods: Sequence[str] = ("reconstruct",)) -> None:
     """Check that a network can be trained as an auto-encoder of these images.
 
     Args:
         model: A user's own, or a built-in one.
         inputs: One sample as it is stored, ``[1, ...]``.
         algorithm: For the error's sentence.
+        methods: What it must have.
 
     Raises:
-        FedfillError: Where it lacks ``reconstruct``, the inputs are no 8-bit images, or its images have another shape.
+        FedfillError: Where it lacks a method, the inputs are no 8-bit images, or its images have another shape.
     """
-    if not callable(getattr(model, "reconstruct", None)):
-        raise FedfillError(
-            f"model: {algorithm} needs the method reconstruct, and {type(model).__name__} lacks it; see docs/algorithms/feddpms.md"
-        )
+    for method in methods:
+        if not callable(getattr(model, method, None)):
+            raise FedfillError(
+                f"model: {algorithm} needs the method {method}, and {type(model).__name__} lacks it; see docs/algorithms/feddpms.md"
+            )
     if inputs.dtype != torch.uint8:
         raise FedfillError(
             f"data: {algorithm} decodes 8-bit images, and these inputs are {inputs.dtype}; give uint8 images"
