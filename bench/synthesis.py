@@ -23,7 +23,7 @@ from fedfill.models.networks import ModelSettings, build
 from fedfill.models.views import weights_of
 from fedfill.streams import torch_stream
 from fedfill.synthesis import gan
-from fedfill.synthesis.gan import Critic, GANSettings, Generator
+from fedfill.synthesis.gan_networks import Critic, GANSettings, Generator
 from fedfill.synthesis.inversion import Inversion, invert
 from fedfill.training.fit import Context, Fit, LocalTraining, fit
 from fedfill.training.losses import cross_entropy

@@ -15,7 +15,7 @@ from fedfill.algorithms import known_algorithms
 from fedfill.models.networks import ModelSettings, build
 from fedfill.models.views import part, rest, weights_of
 from fedfill.synthesis import gan
-from fedfill.synthesis.gan import GANSettings
+from fedfill.synthesis.gan_networks import GANSettings
 from fedfill.tree import Weights
 
 K, T, L, CLASSES, PIXELS = 4, 2, 16, 10, 64  # clients, rounds, latent size, classes, values of an image

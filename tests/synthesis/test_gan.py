@@ -11,8 +11,9 @@ from fedfill.data.samples import Samples
 from fedfill.errors import FedfillError
 from fedfill.privacy.accountant import sampled_epsilon
 from fedfill.privacy.ledger import Ledger
-from fedfill.synthesis import gan
-from fedfill.synthesis.gan import Critic, GANOptions, GANSettings, Generator
+from fedfill.synthesis import gan, gan_networks
+from fedfill.synthesis.gan import GANOptions
+from fedfill.synthesis.gan_networks import Critic, GANSettings, Generator
 from fedfill.tree import from_bytes, to_bytes
 
 SMALL = GANSettings(latent=5, width=4, batch_size=8, critic_steps=2, learning_rate=1e-3)
@@ -56,9 +57,9 @@ def test_four_transposed_convolutions_four_convolutions_and_a_linear_layer():
 def test_the_penalty_by_hand():
     # the slope of 3 x0 + 4 x1 is 5 everywhere: (5 - 1)^2; of x0^2 it is 2 x0 in the point between
     real, fake = torch.tensor([[1.0, 0.0]]), torch.tensor([[3.0, 0.0]])
-    flat = gan.gradient_penalty(lambda x: x @ torch.tensor([3.0, 4.0]), real, fake, torch.tensor([0.5]))
+    flat = gan_networks.gradient_penalty(lambda x: x @ torch.tensor([3.0, 4.0]), real, fake, torch.tensor([0.5]))
     assert flat.item() == pytest.approx(16.0)
-    curved = gan.gradient_penalty(lambda x: x[:, 0].square(), real, fake, torch.tensor([0.75]))
+    curved = gan_networks.gradient_penalty(lambda x: x[:, 0].square(), real, fake, torch.tensor([0.75]))
     assert curved.item() == pytest.approx((2 * 1.5 - 1) ** 2)  # 0.75 * 1 + 0.25 * 3 = 1.5
 
 
@@ -78,7 +79,7 @@ def test_it_learns_what_the_data_look_like_with_a_slope_near_1():
         critic = Critic((1, 8, 8), settings)
         critic.load_state_dict(weights)
         real, fake = data.inputs[:32] / 127.5 - 1, made[:32] / 127.5 - 1
-        slope = gan.gradient_penalty(lambda x, critic=critic: critic(x)[0], real, fake, torch.full((32,), 0.5))
+        slope = gan_networks.gradient_penalty(lambda x, critic=critic: critic(x)[0], real, fake, torch.full((32,), 0.5))
         penalties.append(slope.mean().item())
     # with the sign of the paper's equation 1 it would run away
     assert penalties[1] < 0.4 < 0.9 < penalties[0]
@@ -267,7 +268,7 @@ def test_the_penalty_holds_the_slope_with_clipping_too(noise):
     critic = Critic((1, 8, 8), settings)
     critic.load_state_dict(trained.critic)
     real, fake = data.inputs[:32] / 127.5 - 1, gan.generate(trained, 32, data, settings, stream(3)) / 127.5 - 1
-    penalty = gan.gradient_penalty(lambda x: critic(x)[0], real, fake, torch.full((32,), 0.5))
+    penalty = gan_networks.gradient_penalty(lambda x: critic(x)[0], real, fake, torch.full((32,), 0.5))
     assert penalty.mean() < 0.25  # a slope between 0.5 and 1.5; without clipping, and with it
 
 
@@ -332,7 +333,7 @@ def test_releases():
 @pytest.mark.parametrize("shape", [(1, 64), (2, 8, 8), (1, 8, 12), (1, 6, 6), (1, 4, 4), (1, 30, 30)])
 def test_what_no_gan_here_can_make(shape):
     with pytest.raises(FedfillError, match="sdafl makes square images"):
-        gan.require_images(torch.zeros(1, *shape), "sdafl")
+        gan_networks.require_images(torch.zeros(1, *shape), "sdafl")
 
 
 def test_with_dpsgd_the_fakes_do_not_tell_how_many_real_images_were_drawn():

@@ -25,6 +25,7 @@ from fedfill.protocol.relay import Delivered
 from fedfill.protocol.server import Server
 from fedfill.synthesis import gan
 from fedfill.synthesis.gan import GAN, GANOptions
+from fedfill.synthesis.gan_networks import require_images
 from fedfill.tree import Tree, Weights
 
 
@@ -75,7 +76,7 @@ class FedDPGAN(GANOptions, FedAvg):
             raise FedfillError(
                 f"gan_average: found {self.gan_average} with feddpgan, whose generator is the clients' average already; allowed: 0"
             )
-        gan.require_images(inputs, self.name)
+        require_images(inputs, self.name)
         return super().resolved(rounds=rounds, model=model, inputs=inputs)
 
     def server_state(self, initial: Weights) -> dict[str, Tree]:
@@ -108,13 +109,9 @@ class FedDPGAN(GANOptions, FedAvg):
         """Steps of the common GAN on the client's labelled images."""
         settings, real = self.gan(client.classes), len(client.data)
         steps = message.iterations
-        multiplier = settings.noise_multiplier(real, self.gan_iterations) if self.noise == "dpsgd" else 0.0
-        # the coins of a Poisson sample have to be as secret as the noise
-        draws = client.noise("gan") if self.noise == "dpsgd" else client.stream("gan")
-        found = gan.train(
-            GAN(message.generator, message.critic, None, None, 0), client.data, steps, settings, draws,
-            client.noise("gan noise"), multiplier, client.check,
-        )  # fmt: skip
+        multiplier = self.multiplier(real)
+        received = GAN(message.generator, message.critic, None, None, 0)
+        found = self.advance(received, client.data, steps, settings, client)
         client.release("critic", gan.released("the client's critic", settings, real, steps, multiplier))
         if self.noise == "dpsgd":
             client.release("generator", public("follows from the critic's noisy steps"))

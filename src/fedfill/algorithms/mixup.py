@@ -17,7 +17,7 @@ from fedfill.data.samples import Batch, Samples, draw
 from fedfill.protocol.client import Client, client_handler
 from fedfill.training.fit import Context, Loss
 from fedfill.training.mixup import draw_lambda, mixup_loss
-from fedfill.training.pseudo_labels import pseudo_labels
+from fedfill.training.pseudo_labels import confident
 
 
 class Mixup(FedAvg):
@@ -41,11 +41,10 @@ class Mixup(FedAvg):
     @client_handler
     def train(self, client: Client, message: Broadcast) -> Update:
         """Local steps on mixtures."""
-        confident = client.unlabelled
+        sure = client.unlabelled
         if self.unlabelled_batch_size:
-            labels = pseudo_labels(client.model(message.weights), confident.inputs, self.tau)
-            confident = Samples(confident.inputs, labels)[labels >= 0]
-        return self.contribute(client, message, self.mixed(confident)).reply(Update)
+            sure = confident(client.model(message.weights), sure, self.tau)
+        return self.contribute(client, message, self.mixed(sure)).reply(Update)
 
     def mixed(self, confident: Samples) -> Loss:
         """Mixup of a mini-batch with itself in another order.

@@ -1,7 +1,6 @@
 """SDA-FL: Li et al., "Federated Learning with GAN-based Data Synthesis for Non-IID Clients", 2022.
 
-Each client trains a GAN and uploads images; the server labels them with their owner's newest model, and clients and server
-train on mixtures of real and synthetic images.
+Each client trains a GAN and uploads images; the server labels them with their owner's newest model; all train on mixtures.
 """
 
 from __future__ import annotations
@@ -26,10 +25,11 @@ from fedfill.protocol.messages import Message, shapes_of
 from fedfill.protocol.relay import Delivered, collect
 from fedfill.protocol.server import Server
 from fedfill.synthesis import gan
-from fedfill.synthesis.gan import GANOptions, GANSettings
+from fedfill.synthesis.gan import GANOptions
+from fedfill.synthesis.gan_networks import GANSettings, require_images
 from fedfill.training.fit import Context, Loss
 from fedfill.training.mixup import draw_lambda, mixup_loss
-from fedfill.training.pseudo_labels import labelling, pseudo_labels
+from fedfill.training.pseudo_labels import compact, confident, labelling_notes, pseudo_labels
 from fedfill.tree import Tree, Weights
 
 
@@ -58,12 +58,7 @@ class ImagesRequest(Message):
 
 @dataclass(frozen=True)
 class Images(Message):
-    """Client to server: images of its GAN.
-
-    Attributes:
-        inputs: ``[n, channels, side, side]``, as images are stored.
-        labels: ``[n]`` int64 where the GAN knows them.
-    """
+    """Client to server: images of its GAN, ``[n, ...]`` as images are stored, and ``[n]`` int64 labels where it knows them."""
 
     declared: ClassVar = {"labels": unbounded("which classes the client holds")}
 
@@ -133,7 +128,7 @@ class SDAFL(GANOptions, FedAvg):
 
     def resolved(self, *, rounds: int, model: nn.Module, inputs: Tensor) -> Self:
         """Make sure that a GAN can make what the data hold, and that the server sees what it labels with."""
-        gan.require_images(inputs, self.name)
+        require_images(inputs, self.name)
         return super().resolved(rounds=rounds, model=model, inputs=inputs)
 
     def server_state(self, initial: Weights) -> dict[str, Tree]:
@@ -152,11 +147,11 @@ class SDAFL(GANOptions, FedAvg):
 
     def pretrain(self, server: Server, step: int) -> None:
         """Pre-train the GANs of all clients, and collect their images."""
-        everybody = range(server.clients)
-        if step < self.pretraining_steps() - 1:
-            server.call(everybody, self.pretrain_gan, Pretrain(min((step + 1) * self.gan_chunk, self.gan_iterations)))
-        else:
+        if step + 1 == self.pretraining_steps():
             self.collect(server)
+        else:
+            ask = Pretrain(min((step + 1) * self.gan_chunk, self.gan_iterations))
+            server.call(range(server.clients), self.pretrain_gan, ask)
 
     @client_handler
     def pretrain_gan(self, client: Client, message: Pretrain) -> Pretrained:
@@ -164,38 +159,14 @@ class SDAFL(GANOptions, FedAvg):
         self.train_gan(client, message.iterations)
         return Pretrained(message.iterations)
 
-    def train_gan(self, client: Client, iterations: int) -> None:
-        """Train the client's GAN until it has done so many steps."""
-        settings, data = self.settings_of(client), self.images_of(client)
-        now = client.state.gan or gan.start(tuple(data.inputs.shape[1:]), settings, client.stream("gan start"))
-        left = iterations - now.iterations
-        client.state.gan = now
-        if left > 0:
-            # the coins of a Poisson sample have to be as secret as the noise
-            draws = client.noise("gan") if self.noise == "dpsgd" else client.stream("gan")
-            client.state.gan = gan.train(
-                now, data, left, settings, draws, client.noise("gan noise"), self.multiplier(client), client.check,
-                self.classes_of(client),
-            )  # fmt: skip
-
-    def multiplier(self, client: Client) -> float:
-        """The noise of ``dpsgd``, from what the whole pre-training may cost."""
-        if self.noise != "dpsgd":
-            return 0.0
-        return self.gan().noise_multiplier(len(self.images_of(client)), self.gan_iterations)
-
-    def settings_of(self, client: Client) -> GANSettings:
-        """How the client's GAN is built."""
-        return self.gan(client.classes if self.conditional else 0)
-
-    def classes_of(self, client: Client) -> list[int] | None:
-        """Which classes the client's GAN learns to make, where it is told: its own, as it uploads no others.
-
-        Under ``dpsgd`` all: there the account holds for what the generator is asked whatever images the client has.
-        """
-        if not self.conditional or self.noise == "dpsgd":
-            return None
-        return [c for c, n in enumerate(client.data.counts(client.classes)) if n]
+    def train_gan(self, client: Client, iterations: int) -> GANSettings:
+        """Train the client's GAN until it has done so many steps; how it is built."""
+        settings, counts = self.gan(client.classes if self.conditional else 0), client.data.counts(client.classes)
+        # its own classes, as it uploads no others; under dpsgd all: the account holds whatever images the client has
+        wanted = [c for c, n in enumerate(counts) if n] if self.conditional and self.noise != "dpsgd" else None
+        now, data = client.state.gan, self.images_of(client)
+        client.state.gan = self.advance(now, data, iterations, settings, client, wanted)
+        return settings
 
     def images_of(self, client: Client) -> Samples:
         """What the client's GAN is trained on: everything that it holds, or with a classifier what has labels."""
@@ -227,27 +198,23 @@ class SDAFL(GANOptions, FedAvg):
     @client_handler
     def upload(self, client: Client, message: ImagesRequest) -> Images:
         """Images of the client's GAN, with labels where it knows them."""
-        self.train_gan(client, self.gan_iterations)  # nothing is left to do unless a call was lost
-        settings, stream = self.settings_of(client), client.stream("images")
+        settings = self.train_gan(client, self.gan_iterations)  # nothing is left to do unless a call was lost
+        stream = client.stream("images")
         labels = None
         if self.conditional:
             shares = torch.tensor(client.data.counts(client.classes), dtype=torch.float32, device=stream.device)
             labels = torch.multinomial(shares, message.images, replacement=True, generator=stream)
-        inputs = gan.generate(
-            client.state.gan, message.images if labels is None else labels, client.data, settings, stream
-        )
-        real, multiplier = len(self.images_of(client)), self.multiplier(client)
-        client.release(
-            "inputs", gan.released("images of the client's GAN", settings, real, self.gan_iterations, multiplier)
-        )
-        return Images(inputs, labels)
+        wanted, real = message.images if labels is None else labels, len(self.images_of(client))
+        told = "images of the client's GAN", settings, real, self.gan_iterations, self.multiplier(real)
+        client.release("inputs", gan.released(*told))
+        return Images(gan.generate(client.state.gan, wanted, client.data, settings, stream), labels)
 
     # Rounds
 
     def round(self, server: Server, t: int) -> None:
         """Train with the images' newest labels; label again, average, train at the server."""
         state, cohort = server.state, self.cohort(server, t)
-        labels = self.compact(state.pool.labels, server.classes)
+        labels = compact(state.pool.labels, server.classes)
         messages = {i: Aided(state.weights, labels, state.delivered.once(i, state.pool.inputs)) for i in cohort}
         individually = self.relabels(t)
         replies, mean = self.gather(server, cohort, self.train_aided, messages, individually=individually)
@@ -256,24 +223,11 @@ class SDAFL(GANOptions, FedAvg):
             self.label(server, replies)
         state.weights = mean["weights"]
         self.update(server, t)
-        found = labelling(state.pool.labels, server.classes)
-        server.note(
-            labelled=found.share,
-            labelled_by_class=found.counts,
-            labelled_by_owner={
-                str(i): labelling(state.pool.labels[state.owners == i], server.classes).counts
-                for i in state.owners.unique().tolist()
-            },
-        )
+        server.note(**labelling_notes(state.pool.labels, state.owners, server.classes))
 
     def relabels(self, t: int) -> bool:
         """Whether the server labels the images in this round."""
         return not self.conditional and (self.relabel_rounds is None or t < self.relabel_rounds)
-
-    @staticmethod
-    def compact(labels: Tensor, classes: int) -> Tensor | None:
-        """Labels as they travel; None where no image has one."""
-        return labels.to(torch.int8 if classes <= 128 else torch.int16) if bool((labels >= 0).any()) else None
 
     def label(self, server: Server, replies: Mapping[int, Any]) -> None:
         """Each client's images, by the model that it has just sent (equation 4); who was not asked keeps old labels."""
@@ -282,9 +236,7 @@ class SDAFL(GANOptions, FedAvg):
             own = server.state.owners == i
             weights = reply.model if self.sends_model else reply.weights
             if shapes_of(weights or {}) != shapes_of(server.state.weights):
-                server.lose(
-                    i, "train_aided", "its model is not the one that was asked for, so its images keep their labels"
-                )
+                server.lose(i, "train_aided", "its model is not the one that was asked for, so labels stay")
             elif bool(own.any()):
                 labels[own] = pseudo_labels(server.model(weights), pool.inputs[own], self.tau)
         server.state.pool = Samples(pool.inputs, labels)
@@ -310,9 +262,7 @@ class SDAFL(GANOptions, FedAvg):
             labels = message.labels.long()
             labelled = Samples(client.state.pool, labels)[labels >= 0]
         if len(client.unlabelled):
-            inputs = client.unlabelled.inputs
-            guessed = pseudo_labels(client.model(message.weights), inputs, self.tau)
-            unlabelled = Samples(inputs, guessed)[guessed >= 0]
+            unlabelled = confident(client.model(message.weights), client.unlabelled, self.tau)
         done = self.contribute(client, message, self.aided(labelled, unlabelled))
         model = done.trained if self.sends_model and self.relabels(client.round) else None
         return done.reply(AidedUpdate, model=model)
@@ -320,12 +270,7 @@ class SDAFL(GANOptions, FedAvg):
     def aided(self, synthetic: Samples | None, unlabelled: Samples | None) -> Loss:
         """l_1 + lambda_2 l_2 of equations 6 to 8; l_2 alone as long as no synthetic image has a label.
 
-        Args:
-            synthetic: Images with labels.
-            unlabelled: Real images with a model's labels, which join each mini-batch.
-
-        Returns:
-            The loss of a mini-batch of real images, or at the server of synthetic ones.
+        Real images with a model's labels (`unlabelled`) join each mini-batch of real images, or at the server of synthetic ones.
         """
 
         def loss(model: nn.Module, batch: Batch, context: Context) -> Tensor:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from fedfill.data.samples import normalise
+from fedfill.data.samples import Samples, normalise
 
 
 def predicted(model: nn.Module, inputs: Tensor, batch_size: int = 512) -> tuple[Tensor, Tensor]:
@@ -53,6 +54,17 @@ def pseudo_labels(model: nn.Module, inputs: Tensor, tau: float, batch_size: int 
     return torch.where(probabilities > tau, classes, -1)
 
 
+def confident(model: nn.Module, samples: Samples, tau: float) -> Samples:
+    """The samples that a model is sure of, with the classes that it takes them for; see `pseudo_labels`."""
+    guessed = pseudo_labels(model, samples.inputs, tau)
+    return Samples(samples.inputs, guessed)[guessed >= 0]
+
+
+def compact(labels: Tensor, classes: int) -> Tensor | None:
+    """Pseudo-labels as they travel, ``[n]`` int8 or int16; None where no sample has one."""
+    return labels.to(torch.int8 if classes <= 128 else torch.int16) if bool((labels >= 0).any()) else None
+
+
 @dataclass(frozen=True)
 class Labelling:
     """How far pseudo-labels reach, and how good they are.
@@ -83,3 +95,19 @@ def labelling(labels: Tensor, classes: int, truth: Tensor | None = None) -> Labe
     given = labels[known]  # [m]
     hits = None if truth is None or not len(given) else float((given == truth[known]).double().mean())
     return Labelling(len(given) / max(1, len(labels)), torch.bincount(given, minlength=classes).tolist(), hits)
+
+
+def labelling_notes(labels: Tensor, owners: Tensor, classes: int) -> dict[str, Any]:
+    """How far the pseudo-labels of a pool reach, for a round's record.
+
+    Args:
+        labels: Of all clients' samples, ``[n]`` int64.
+        owners: Whose each is, ``[n]`` int64.
+        classes: Number of classes.
+
+    Returns:
+        The share with a label, and their counts by class, of all and by owner.
+    """
+    found = labelling(labels, classes)
+    by_owner = {str(i): labelling(labels[owners == i], classes).counts for i in torch.unique(owners).tolist()}
+    return {"labelled": found.share, "labelled_by_class": found.counts, "labelled_by_owner": by_owner}
