@@ -10,7 +10,7 @@ The words of the command line and of Python are the same::
 
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = ["Experiment", "FedfillError", "Result", "__version__", "compare", "measure", "reproduce", "resume", "run"]
 

@@ -23,7 +23,10 @@ INCIDENTAL = {"data_dir", "device", "workers", "ray_address", "gpus_per_worker",
 _VOUCHED = {"fedfill", "torch", "pydantic", "builtins", "abc", "typing"}
 
 
-def digest(experiment: Mapping[str, Any], algorithm: type, model: nn.Module, fingerprint: str, initial: Weights) -> str:
+def digest(
+    experiment: Mapping[str, Any], algorithm: type, model: nn.Module, fingerprint: str, initial: Weights, *,
+    version: str | None = None,
+) -> str:  # fmt: skip
     """Identifies an experiment: version, settings, data, initial weights and code of the user's own, but not where it runs.
 
     Args:
@@ -32,6 +35,7 @@ def digest(experiment: Mapping[str, Any], algorithm: type, model: nn.Module, fin
         model: The network.
         fingerprint: Of the data and their division.
         initial: The network's initial weights.
+        version: Of fedfill; None: this one.
 
     Returns:
         16 hexadecimal digits.
@@ -40,7 +44,7 @@ def digest(experiment: Mapping[str, Any], algorithm: type, model: nn.Module, fin
     settings = {name: value for name, value in experiment.items() if name not in INCIDENTAL and value is not None}
     modules = list(model.modules())
     code = [repr(model), *_programs(algorithm, *map(type, modules)), *_values(modules)]
-    identity = [__version__, settings, fingerprint, tree.sha256(initial), code]
+    identity = [version or __version__, settings, fingerprint, tree.sha256(initial), code]
     return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
 
 
