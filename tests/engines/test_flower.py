@@ -49,7 +49,7 @@ TWO: dict[str, Algorithm] = {
 MORE: dict[str, Algorithm] = {
     "scaffold": Scaffold(local_epochs=1, batch_size=8),
     "fedmix with moon and qffl": FedMix(
-        local_epochs=1, batch_size=8, group_size=8, local="moon:contrast=latent", aggregation="qffl"
+        local_epochs=1, batch_size=8, group_size=8, local="moon:contrast=latent", aggregation="qffl", optimizer="sgd"
     ),
     "sdafl": SDAFL(**TINY_GAN, images_per_client=6, local_steps=4, batch_size=8, server_steps=2, tau=0.1),
 }

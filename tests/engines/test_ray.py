@@ -184,7 +184,7 @@ QUICK = {"local_epochs": 2, "batch_size": 8}
         (FedAvg(**QUICK), 2),
         (FedDPMS(**QUICK, lr_decay=1.0, n_classes=2, alpha=5, sigma=1.0, preliminary_rounds=2), 4),
         (Scaffold(**QUICK, optimizer="sgd"), 3),
-        (FedMix(**QUICK, group_size=8, local="moon:contrast=latent", aggregation="qffl"), 3),
+        (FedMix(**QUICK, group_size=8, local="moon:contrast=latent", aggregation="qffl", optimizer="sgd"), 3),
         (SDAFL(**helpers.TINY_GAN, images_per_client=6, local_steps=4, batch_size=8, server_steps=2, tau=0.1), 3),
     ],
     ids=["fedavg", "feddpms", "scaffold", "fedmix with moon and qffl", "sdafl"],

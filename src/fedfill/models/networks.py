@@ -81,7 +81,7 @@ def choose(shape: tuple[int, ...], settings: ModelSettings, needs: Collection[st
         return "mlp", settings
     if NORMALISATION in needs and "width" not in settings.model_fields_set:
         settings = settings.model_copy(update={"width": "wide"})
-    return "cnn2" if shape[0] == 1 else "cnn4", settings
+    return "cnn2" if shape[:1] == (1,) else "cnn4", settings
 
 
 def described(name: str, shape: tuple[int, ...], settings: ModelSettings, needs: Collection[str], who: str) -> str:
