@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from fedfill.deployment import processes
+from fedfill.deployment import commands, keys, processes, warden
 from fedfill.deployment.processes import LocalFederation, local_federation
 from fedfill.errors import FedfillError
 
@@ -206,7 +206,7 @@ def test_what_is_left_behind_is_stopped_by_the_next_federation_in_the_folder(tmp
 
 @pytest.mark.deploy
 def test_a_superlink_that_cannot_start_is_reported_with_its_last_words(tmp_path: Path) -> None:
-    processes._make_certificate(tmp_path)
+    keys.make_certificate(tmp_path)
     (tmp_path / "server.crt").write_text("not a certificate")
     with pytest.raises(FedfillError, match=r"engine: the SuperLink .* ended .*; see .*superlink\.log"):
         local_federation(tmp_path, []).__enter__()
@@ -222,7 +222,7 @@ def test_a_pid_that_belongs_to_somebody_else_by_now_is_left_alone(tmp_path: Path
     (tmp_path / "node0.pid").write_text(str(ours.pid))
     (tmp_path / "node1.pid").write_text("")
     try:
-        processes._stop(tmp_path, [ours])
+        warden.stop(tmp_path, [ours])
         assert ours.wait(0) == -signal.SIGTERM
         assert stranger.poll() is None
         assert not list(tmp_path.glob("*.pid"))
@@ -236,17 +236,17 @@ def test_a_process_that_is_just_being_started_has_not_ended() -> None:
     for _ in range(20):
         child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
         try:
-            assert "time.sleep(60)" in processes._command_line(child.pid)
+            assert "time.sleep(60)" in warden.command_line(child.pid)
         finally:
             child.kill()
             child.wait()
-        assert not processes._command_line(child.pid)
+        assert not warden.command_line(child.pid)
 
 
 def test_what_ignores_a_polite_request_is_killed_with_its_children(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(processes, "_GRACE", 0.5)
+    monkeypatch.setattr(warden, "GRACE", 0.5)
     script = """
 import os, signal, sys, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -262,7 +262,7 @@ time.sleep(60)
         assert [stubborn.stdout.readline(), stubborn.stdout.readline()] == ["up\n", "up\n"]
         (tmp_path / "node0.pid").write_text(str(stubborn.pid))
         assert len(running(tmp_path)) == 2
-        processes._stop(tmp_path, [stubborn])
+        warden.stop(tmp_path, [stubborn])
         assert not running(tmp_path)
         assert stubborn.wait(0) == -signal.SIGKILL
 
@@ -271,7 +271,7 @@ def test_flower_keeps_to_itself_unless_asked(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("FLWR_TELEMETRY_ENABLED", "1")
     monkeypatch.setenv("NO_PROXY", "example.org")
     monkeypatch.delenv("FLWR_DISABLE_UPDATE_CHECK", raising=False)
-    environment = processes._environment(Path("home"))
+    environment = commands.environment_of(Path("home"))
     assert environment["FLWR_TELEMETRY_ENABLED"] == environment["FLWR_DISABLE_UPDATE_CHECK"] == "1"
     assert environment["NO_PROXY"] == "127.0.0.1,example.org"
     assert environment["FLWR_HOME"] == "home"
@@ -282,7 +282,7 @@ def test_flower_that_is_not_installed_is_one_sentence(tmp_path: Path, monkeypatc
     with pytest.raises(
         FedfillError, match=r"program flower-superlink; install it with: pip install 'fedfill\[flower\]'"
     ):
-        processes._program("flower-superlink")
+        commands.program("flower-superlink")
 
 
 @pytest.mark.parametrize(
@@ -298,4 +298,4 @@ def test_flower_that_is_not_installed_is_one_sentence(tmp_path: Path, monkeypatc
     ],
 )
 def test_the_last_words_of_a_log(log: str, words: str) -> None:
-    assert processes._last_words(log) == words
+    assert commands.last_words(log) == words

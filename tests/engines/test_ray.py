@@ -380,7 +380,7 @@ def test_personal_models_are_judged_where_their_states_are(
     assert len(set(found.accuracy_by_client)) > 2
     os.kill(pids(world)[0], signal.SIGKILL)
     assert repr(world.engine.evaluate(weights, 1)) == repr(found)
-    monkeypatch.setattr("fedfill.engines.ray.GRACE", -1e6)
+    monkeypatch.setattr("fedfill.engines.ray_pool.GRACE", -1e6)
     assert repr(world.engine.evaluate(weights, 1)) == repr(found)
 
 

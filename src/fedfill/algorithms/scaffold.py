@@ -28,7 +28,7 @@ class Scaffold(FedAvg):
 
     optimizer: OptimizerName = "sgd"
     """Of the local training: sgd, since the control variates are read off its steps."""
-    learning_rate: float = Field(default=0.01, gt=0, allow_inf_nan=False)
+    learning_rate: float = Field(default=0.02, gt=0, allow_inf_nan=False)
     """Step size of the local training."""
     weighting: Literal["samples", "uniform"] = "uniform"
     """Weights of the average: all equal, as in the paper, or each client's number of samples."""

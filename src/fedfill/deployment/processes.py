@@ -2,15 +2,12 @@
 
 Everything lies in one folder: keys, logs, and a ``.pid`` file for each process. Every process leads a group of its own, so
 that the processes which it starts itself are stopped with it. Should this program be killed, a small warden, which is
-this very module run as a program, reads the ``.pid`` files and stops the rest; should that be killed too, the next federation
+`fedfill.deployment.warden` run as a program, reads the ``.pid`` files and stops the rest; should that be killed too, the next federation
 in the same folder does. Flower itself is never imported here, only run.
 """
 
 from __future__ import annotations
 
-import datetime
-import ipaddress
-import json
 import os
 import re
 import shutil
@@ -20,25 +17,24 @@ import ssl
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import tomli_w
 from filelock import FileLock, Timeout
 
+from fedfill.deployment.commands import START, environment_of, flwr, last_words, program
+from fedfill.deployment.keys import HOST, make_certificate, make_node_key
+from fedfill.deployment.warden import TICK, send, stop
 from fedfill.errors import FedfillError
 
 Setting = str | int | float | bool
 """What Flower's run configuration and node configuration may hold."""
 
-_HOST = "127.0.0.1"
-_START = 90.0  # seconds for a process to come up; two are usual, but a killed SuperNode is missed for up to sixty
-_GRACE = 5.0  # seconds to end politely; Flower's programs end themselves by force after as long
-_TICK = 0.05
 # what Flower's processes log
 _TAKEN = "address already in use"
 _ONLINE = re.compile(r"SuperNode ID: (\d+)")
@@ -64,7 +60,7 @@ class LocalFederation:
 
     def __init__(self, folder: Path, nodes: Sequence[Mapping[str, Setting]]) -> None:
         self.folder = folder
-        self.environment: Mapping[str, str] = _environment(folder / "flower" / "superlink")
+        self.environment: Mapping[str, str] = environment_of(folder / "flower" / "superlink")
         self.supernodes: list[subprocess.Popen[bytes] | None] = [None] * len(nodes)
         self._nodes = nodes
         self._processes: list[subprocess.Popen[bytes]] = []
@@ -79,12 +75,12 @@ class LocalFederation:
         folder = self.folder
         shutil.rmtree(folder / "flower", ignore_errors=True)  # a kill may have left half an app there
         self._warden = self._launch(
-            *("warden", sys.executable, "-P", "-m", "fedfill.deployment.processes", str(os.getpid()), str(folder)),
+            *("warden", sys.executable, "-P", "-m", "fedfill.deployment.warden", str(os.getpid()), str(folder)),
         )
         self.superlink, self._address = self._start_superlink()
         # Flower's own choice, a SuperExec that the SuperLink starts, leaves the SuperLink's process group
         self._superexec = self._launch(
-            *("serverapp", _program("flower-superexec"), "--runtime-api-address", self._address),
+            *("serverapp", program("flower-superexec"), "--runtime-api-address", self._address),
             *("--root-certificates", str(folder / "ca.crt"), "--parent-pid", str(self.superlink.pid)),
         )
         with ThreadPoolExecutor(4) as pool:  # each call spends a second on imports
@@ -151,12 +147,12 @@ class LocalFederation:
         self.kill_node(k)
         name, home = f"node{k}", self.folder / "flower" / f"node{k}"
         shutil.rmtree(home, ignore_errors=True)
-        _make_node_key(self.folder / name)
+        make_node_key(self.folder / name)
         config = self.folder / f"{name}.toml"
         config.write_bytes(tomli_w.dumps(dict(self._nodes[k])).encode())
         self.supernodes[k] = self._launch(
-            *(name, _program("flower-supernode"), "--superlink", self._address),
-            *("--root-certificates", str(self.folder / "ca.crt"), "--host", _HOST, "--port", str(_free_port())),
+            *(name, program("flower-supernode"), "--superlink", self._address),
+            *("--root-certificates", str(self.folder / "ca.crt"), "--host", HOST, "--port", str(_free_port())),
             *("--auth-supernode-private-key", str(self.folder / f"{name}.key"), "--node-config", str(config)),
             home=home,
         )
@@ -175,7 +171,7 @@ class LocalFederation:
         Raises:
             FedfillError: Where it ended, or takes too long.
         """
-        name, deadline = f"node{k}", time.monotonic() + _START
+        name, deadline = f"node{k}", time.monotonic() + START
         while True:
             node = self.supernodes[k]
             if node is None or not self._wait(node, lambda: _ONLINE.search(self._log(name)) is not None):
@@ -195,7 +191,7 @@ class LocalFederation:
         """
         node, self.supernodes[k] = self.supernodes[k], None
         if node is not None:
-            _signal([node.pid], signal.SIGKILL, self.folder)
+            send([node.pid], signal.SIGKILL, self.folder)
             node.wait()
 
     def dismiss_node(self, k: int) -> None:
@@ -213,7 +209,7 @@ class LocalFederation:
         if found := _ONLINE.search(self._log(name)):
             self._flwr("supernode", "unregister", found[1], self.connection)
         (self.folder / f"{name}.pub").unlink()
-        _make_node_key(self.folder / name)
+        make_node_key(self.folder / name)
         self._register(k)
 
     def check(self) -> None:
@@ -237,7 +233,7 @@ class LocalFederation:
 
     def stop(self) -> None:
         """Stop everything that was started, and wait until it is gone."""
-        _stop(self.folder, self._processes)
+        stop(self.folder, self._processes)
         for process in self._processes:
             process.wait()
 
@@ -246,7 +242,7 @@ class LocalFederation:
         for again in (True, False):
             port = _free_port()
             superlink = self._launch(
-                *("superlink", _program("flower-superlink"), "--host", _HOST, "--port", str(port)),
+                *("superlink", program("flower-superlink"), "--host", HOST, "--port", str(port)),
                 *("--ssl-ca-certfile", str(self.folder / "ca.crt"), "--ssl-certfile", str(self.folder / "server.crt")),
                 *("--ssl-keyfile", str(self.folder / "server.key"), "--enable-supernode-auth"),
                 *("--isolation", "process", "--disable-runtime-dependency-installation"),
@@ -255,7 +251,7 @@ class LocalFederation:
                 break
             if not (again and _TAKEN in self._log("superlink")):
                 raise self._failure("the SuperLink", "superlink", superlink)
-        address = f"{_HOST}:{port}"
+        address = f"{HOST}:{port}"
         connection = {"address": address, "root-certificates": str(self.folder / "ca.crt")}
         settings = {"superlink": {"default": self.connection, self.connection: connection}}
         home = Path(self.environment["FLWR_HOME"])
@@ -286,11 +282,11 @@ class LocalFederation:
 
     def _wait(self, process: subprocess.Popen[bytes], ready: Callable[[], bool]) -> bool:
         """Whether a process became ready, before it ended or took too long."""
-        deadline = time.monotonic() + _START
+        deadline = time.monotonic() + START
         while not ready():
             if process.poll() is not None or time.monotonic() > deadline:
                 return False
-            time.sleep(_TICK)
+            time.sleep(TICK)
         return True
 
     def _log(self, name: str) -> str:
@@ -304,7 +300,7 @@ class LocalFederation:
         code = process and process.poll()
         found = f"ended with status {code}" if code is not None else "was killed" if process is None else "is not ready"
         return FedfillError(
-            f"engine: {what} of the Flower federation {found}: {_last_words(self._log(name))}; "
+            f"engine: {what} of the Flower federation {found}: {last_words(self._log(name))}; "
             f"see {self.folder / name}.log"
         )
 
@@ -339,10 +335,10 @@ def local_federation(folder: Path, nodes: Sequence[Mapping[str, Setting]]) -> It
     except OSError as error:
         raise FedfillError(f"folder: can't use {folder} ({error.strerror or error}); choose another one") from error
     with lock:
-        _stop(folder)
-        _make_certificate(folder)
+        stop(folder)
+        make_certificate(folder)
         for k in range(len(nodes)):
-            _make_node_key(folder / f"node{k}")
+            make_node_key(folder / f"node{k}")
         federation = LocalFederation(folder, nodes)
         try:
             federation.start()
@@ -351,126 +347,10 @@ def local_federation(folder: Path, nodes: Sequence[Mapping[str, Setting]]) -> It
             federation.stop()
 
 
-def flwr(*command: str, environment: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """Run a ``flwr`` command.
-
-    Args:
-        *command: Its words, without ``flwr`` and ``--format``.
-        environment: Says where Flower is at home; None: as for any other command of the user.
-
-    Returns:
-        What it answers.
-
-    Raises:
-        FedfillError: Where it fails.
-    """
-    words = [_program("flwr"), *command, "--format", "json"]
-    try:
-        done = subprocess.run(
-            words, stdin=subprocess.DEVNULL, capture_output=True, timeout=_START, env=environment or _environment()
-        )
-        said = done.stdout.decode(errors="replace")
-        answer = (
-            json.loads(said)
-            if said.startswith("{")
-            else {"error-message": _last_words(done.stderr.decode(errors="replace") + said)}
-        )
-    except subprocess.TimeoutExpired:
-        answer = {"error-message": f"no answer within {_START:.0f} seconds"}
-    if not answer.get("success"):
-        reason = re.sub(r"^Using SuperLink: \S+ \(\S+\) ", "", " ".join(str(answer.get("error-message")).split()))
-        raise FedfillError(f"engine: 'flwr {command[0]}' failed: {reason}")
-    return cast("dict[str, Any]", answer)
-
-
-def _program(name: str) -> str:
-    """The path of a program that comes with Flower."""
-    path = shutil.which(name, path=str(Path(sys.executable).parent))
-    if path is None:
-        raise FedfillError(f"engine: flower needs the program {name}; install it with: pip install 'fedfill[flower]'")
-    return path
-
-
-def _environment(home: Path | None = None) -> Mapping[str, str]:
-    """The environment of Flower's programs: one thread each, and silent towards the world unless the user wants it else."""
-    programs = str(Path(sys.executable).parent)  # Flower's programs find each other by name
-    return {
-        "OMP_NUM_THREADS": "1",
-        "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1",
-        "FLWR_TELEMETRY_ENABLED": "0",
-        "FLWR_DISABLE_UPDATE_CHECK": "1",
-        "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-        "RAY_USAGE_STATS_ENABLED": "0",
-        "UV_OFFLINE": "1",
-        **os.environ,
-        **({"FLWR_HOME": str(home)} if home else {}),
-        "PATH": os.pathsep.join([programs, os.environ.get("PATH", os.defpath)]),
-        # a proxy is of no use on the way to this host
-        **{name: ",".join(filter(None, [_HOST, os.environ.get(name)])) for name in ("NO_PROXY", "no_proxy")},
-    }
-
-
-def _make_certificate(folder: Path) -> None:
-    """A certificate for this host, and the authority that vouches for it, unless they are there."""
-    from cryptography import x509
-    from cryptography.hazmat.primitives import hashes, serialization
-    from cryptography.hazmat.primitives.asymmetric import ec
-    from cryptography.x509.oid import ExtendedKeyUsageOID
-
-    if all((folder / name).exists() for name in ("ca.crt", "server.crt", "server.key")):
-        return
-    now = datetime.datetime.now(datetime.UTC)
-
-    def certificate(subject: str, issuer: str, key: ec.EllipticCurvePrivateKey) -> x509.CertificateBuilder:
-        names = [x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)]) for name in (subject, issuer)]
-        builder = x509.CertificateBuilder().subject_name(names[0]).issuer_name(names[1]).public_key(key.public_key())
-        builder = builder.not_valid_before(now - datetime.timedelta(days=1)).serial_number(x509.random_serial_number())
-        return builder.not_valid_after(now + datetime.timedelta(days=3650))
-
-    # the authority signs once and its key is forgotten: nothing else can ever be signed with it
-    authority, server = ec.generate_private_key(ec.SECP384R1()), ec.generate_private_key(ec.SECP384R1())
-    usage = x509.KeyUsage(False, False, False, False, False, True, True, False, False)
-    identity = x509.SubjectKeyIdentifier.from_public_key(authority.public_key())
-    root = certificate("fedfill rehearsal CA", "fedfill rehearsal CA", authority)
-    root = root.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-    root = root.add_extension(usage, critical=True).add_extension(identity, critical=False)
-    leaf = certificate("SuperLink", "fedfill rehearsal CA", server)
-    hosts = [x509.IPAddress(ipaddress.ip_address(_HOST)), x509.DNSName("localhost")]
-    leaf = leaf.add_extension(x509.SubjectAlternativeName(hosts), critical=False)
-    issuer = x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(identity)
-    leaf = leaf.add_extension(issuer, critical=False)
-    leaf = leaf.add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
-    pem, plain = serialization.Encoding.PEM, serialization.NoEncryption()
-    _write_secret(folder / "server.key", server.private_bytes(pem, serialization.PrivateFormat.PKCS8, plain))
-    (folder / "server.crt").write_bytes(leaf.sign(authority, hashes.SHA384()).public_bytes(pem))
-    (folder / "ca.crt").write_bytes(root.sign(authority, hashes.SHA384()).public_bytes(pem))
-
-
-def _make_node_key(path: Path) -> None:
-    """A SuperNode's pair of keys, ``.key`` and ``.pub``, unless they are there."""
-    from cryptography.hazmat.primitives import serialization
-    from cryptography.hazmat.primitives.asymmetric import ec
-
-    if path.with_suffix(".pub").exists():
-        return
-    key = ec.generate_private_key(ec.SECP384R1())
-    ssh, plain = serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
-    _write_secret(path.with_suffix(".key"), key.private_bytes(serialization.Encoding.PEM, ssh, plain))
-    public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
-    path.with_suffix(".pub").write_bytes(public)  # last: where it is, the other is whole
-
-
-def _write_secret(path: Path, data: bytes) -> None:
-    """Write a file that its owner alone can ever read."""
-    path.unlink(missing_ok=True)
-    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-        file.write(data)
-
-
 def _free_port() -> int:
     """A port that nothing listens on at this moment."""
     with socket.socket() as probe:
-        probe.bind((_HOST, 0))
+        probe.bind((HOST, 0))
         return int(probe.getsockname()[1])
 
 
@@ -479,106 +359,9 @@ def _answers(port: int, authority: Path) -> bool:
     try:
         context = ssl.create_default_context(cafile=authority)
         with (
-            socket.create_connection((_HOST, port), timeout=5) as plain,
-            context.wrap_socket(plain, server_hostname=_HOST),
+            socket.create_connection((HOST, port), timeout=5) as plain,
+            context.wrap_socket(plain, server_hostname=HOST),
         ):
             return True
     except OSError:
         return False
-
-
-def _last_words(log: str) -> str:
-    """The last line of a log that tells something."""
-    lines = [line.strip() for line in re.sub(r"\x1b\[\d*m", "", log).splitlines()]
-    told = [line for line in lines if line and not line.startswith("For more information")]
-    bad = [line for line in told if not re.match(r"(\S+Z )?INFO\b", line)]
-    return (bad or told or ["it logged nothing"])[-1]
-
-
-def _stop(folder: Path, children: Iterable[subprocess.Popen[bytes]] = ()) -> None:
-    """Stop what the ``.pid`` files of a folder name, and all that it started; the warden last, so that it outlives a kill.
-
-    Args:
-        folder: Of the federation.
-        children: Those that this program started: what has ended stays in the process table until it is asked about.
-    """
-    groups = {}
-    for file in folder.glob("*.pid"):
-        with suppress(ValueError):  # an empty file: whoever wrote it was killed just then
-            groups[file.stem] = int(file.read_text())
-    warden = groups.pop("warden", os.getpid())
-    for kind in (signal.SIGTERM, signal.SIGKILL):
-        signalled = _signal(groups.values(), kind, folder)
-        deadline = time.monotonic() + _GRACE
-        while _alive(signalled) and time.monotonic() < deadline:
-            time.sleep(_TICK)
-            for child in children:
-                child.poll()
-    if warden != os.getpid():
-        signalled = _signal([warden], signal.SIGKILL, folder)
-        while _alive(signalled):
-            time.sleep(_TICK)
-    for file in folder.glob("*.pid"):
-        file.unlink(missing_ok=True)
-
-
-def _signal(groups: Iterable[int], kind: signal.Signals, folder: Path) -> set[int]:
-    """Signal process groups, and tell which; not those whose number now belongs to a process that is not the folder's."""
-    signalled = set()
-    for group in groups:
-        command = _command_line(group)
-        # a group outlives its leader, and its number is not given to another process as long as it does
-        if not command or str(folder) in command:
-            with suppress(ProcessLookupError, PermissionError):
-                os.killpg(group, kind)
-                signalled.add(group)
-    return signalled
-
-
-def _command_line(pid: int) -> str:
-    """The command line of a process; empty where it has ended."""
-    if not Path("/proc/self/cmdline").exists():
-        return subprocess.run(["ps", "-ww", "-o", "command=", "-p", str(pid)], capture_output=True, text=True).stdout
-    command, deadline = "", time.monotonic() + _GRACE
-    with suppress(OSError):
-        # a program that is just being started runs, and has no command line yet
-        while not command and _state(Path(f"/proc/{pid}/stat"))[0] not in "ZX":
-            command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-            if not command and time.monotonic() > deadline:  # one of the kernel's own threads never has one
-                return "nameless"
-            time.sleep(0 if command else _TICK)
-    return command
-
-
-def _state(stat: Path) -> tuple[str, int]:
-    """The state letter of a process and the number of its group, of its ``/proc/<pid>/stat``."""
-    state, _, group, *_ = stat.read_text(errors="replace").rpartition(")")[2].split()
-    return state, int(group)
-
-
-def _alive(groups: Iterable[int]) -> set[int]:
-    """Which process groups have a member that runs, and does not merely wait for its parent to notice its end."""
-    wanted, found = set(groups), set()
-    if Path("/proc/self/stat").exists():
-        for stat in Path("/proc").glob("[0-9]*/stat"):
-            with suppress(OSError):
-                state, number = _state(stat)
-                if state not in "ZX":
-                    found.add(number)
-        return wanted & found
-    for group in wanted:
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(group, 0)
-            found.add(group)
-    return found
-
-
-def _guard(owner: int, folder: Path) -> None:
-    """The warden: once the program that started it is gone, stop what it left behind."""
-    while os.getppid() == owner:
-        time.sleep(4 * _TICK)
-    _stop(folder)
-
-
-if __name__ == "__main__":
-    _guard(int(sys.argv[1]), Path(sys.argv[2]))

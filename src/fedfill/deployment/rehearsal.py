@@ -10,7 +10,8 @@ from pathlib import Path
 from fedfill.data.federation import ClientData
 from fedfill.data.hosts import Task, save_host
 from fedfill.deployment.app import PACKAGE, write_app
-from fedfill.deployment.processes import LocalFederation, Setting, flwr, local_federation
+from fedfill.deployment.commands import flwr
+from fedfill.deployment.processes import LocalFederation, Setting, local_federation
 from fedfill.engines import require
 from fedfill.errors import FedfillError, told
 from fedfill.experiment.loop import OnRound, document_of, recorded

@@ -24,14 +24,19 @@ from torch import nn
 from fedfill import tree
 from fedfill.data.samples import Samples
 from fedfill.engines.flower_messages import (
+    APP_ERRORS,
     EVALUATE,
+    GONE,
     HELLO,
     PATIENCE,
     PROTOCOL,
+    UNREAD,
     Answer,
     Evaluate,
     Hello,
+    Mistaken,
     Scores,
+    Unread,
     encode,
     first_line,
     handlers_of,
@@ -54,25 +59,6 @@ GRACE = 60.0
 """Seconds beyond a client's own time limit that the server waits: for the host's process to start and for the wire."""
 AGAIN = 60.0
 """Seconds until a refused node is asked again: its people may have mended it, or the node in its place has gone."""
-APP_ERRORS = (1, 2)
-"""Flower's codes for a host's program that can't be loaded or raises; the others are about nodes and the wire."""
-GONE = {
-    3: "the message, or the reply to it, is no longer there",
-    4: "the reply is no longer there",
-    5: "its node is gone, and a reply may lie with it",
-}
-"""Flower's codes behind which a reply may be that nobody has read, in words that also hold of one that came too late."""
-
-UNREAD = (("a reply that could not be read", unbounded("it may have been seen on its way")),)
-"""What is released by a reply of which nobody knows what it held."""
-
-
-class Unread(Lost):
-    """A reply that may have left its host, and been seen by others, without having been read here."""
-
-
-class Mistaken(Lost):
-    """A refusal of a message that was meant for another client, or another experiment's."""
 
 
 def server_app(main: Callable[[Grid, Context], None]) -> ServerApp:
@@ -215,9 +201,9 @@ class FlowerEngine:
             return Evaluation(float(correct.double().mean()), loss, by_class, by_client, held, *largest)
         hits = [sum(s.correct[c] for s in scores.values()) for c in range(self._classes)]
         sizes = [sum(s.samples[c] for s in scores.values()) for c in range(self._classes)]
-        if not sum(sizes) and diverged is not None:
-            raise divergence(t, diverged)
         if not sum(sizes):
+            if diverged is not None:
+                raise divergence(t, diverged)
             raise FedfillError(
                 f"clients: after round {t + 1} no host gave scores on its own test split, and there is no other test set to score on; "
                 "finished rounds are kept, and 'fedfill resume' goes on from there"
@@ -285,8 +271,7 @@ class FlowerEngine:
         if isinstance(reply, Lost):
             return Outcome(error=reply, releases=UNREAD if isinstance(reply, Unread) else ())
         if reply.has_error():
-            code = reply.error.code
-            if code in GONE:
+            if (code := reply.error.code) in GONE:
                 return Outcome(error=Unread(f"Flower error {code}: {GONE[code]}"), releases=UNREAD)
             return Outcome(error=Lost(f"Flower error {code}: {first_line(reply.error.reason)}"))
         try:
@@ -379,30 +364,27 @@ class FlowerEngine:
         """Send to clients; one that has no node is lost at once."""
         self._greet()
         there = {i: (self._nodes[i], content) for i, content in contents.items() if i in self._nodes}
-        away: dict[int, Envelope | Lost] = {i: Lost("its host is not there") for i in contents if i not in there}
-        return away | self._exchange(action, there, seconds)
+        replies = self._exchange(action, there, seconds)
+        return {i: replies[i] if i in there else Lost("its host is not there") for i in contents}
 
     def _exchange(
         self, action: str, contents: Mapping[int, tuple[int, RecordDict]], seconds: float
     ) -> dict[int, Envelope | Lost]:
         """Send to nodes and wait for the replies; Flower's own wait would look every three seconds only."""
         keys = list(contents)
-        # it is Flower that forgets a late reply, and not before this server has given it up
+        # Flower forgets a late reply, and not before this server has given it up
         envelopes = [Envelope(contents[k][1], contents[k][0], action, ttl=seconds + GRACE) for k in keys]
-        ids = list(self._grid.push_messages(envelopes))
-        waiting = {name: k for name, k in zip(ids, keys, strict=False) if name}
-        replies: dict[int, Envelope | Lost] = {}
-        end = time.monotonic() + seconds
+        ids = zip(self._grid.push_messages(envelopes), keys, strict=False)
+        waiting = {name: k for name, k in ids if name}
+        replies, end = dict[int, Envelope | Lost](), time.monotonic() + seconds
         while waiting and time.monotonic() < end:
             for name in list(waiting):
-                reply = self._pull(name)
-                if reply is not None:
+                if (reply := self._pull(name)) is not None:
                     replies[waiting.pop(name)] = reply
             if waiting:
                 time.sleep(POLL)
-        late = Unread(f"no answer within {seconds:g} s")
-        unsent = Lost("its message could not be sent")
-        return {k: replies.get(k, late if k in waiting.values() else unsent) for k in keys}
+        late, lost = Unread(f"no answer within {seconds:g} s"), Lost("its message could not be sent")
+        return {k: replies.get(k, late if k in waiting.values() else lost) for k in keys}
 
     def _pull(self, name: str) -> Envelope | Lost | None:
         """The reply to a message, or None as long as there is none.

@@ -15,8 +15,8 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
 from fedfill import tree
 from fedfill.errors import FedfillError
-from fedfill.privacy.releases import Release
-from fedfill.protocol.messages import Message
+from fedfill.privacy.releases import Release, unbounded
+from fedfill.protocol.messages import Lost, Message
 from fedfill.tree import Record, Tree, Weights
 
 PROTOCOL = 1
@@ -31,6 +31,26 @@ DTYPES |= {torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch
 """What tensors in a message may be."""
 
 HELLO, EVALUATE = "query.hello", "query.evaluate"
+
+APP_ERRORS = (1, 2)
+"""Flower's codes for a host's program that can't be loaded or raises; the others are about nodes and the wire."""
+GONE = {
+    3: "the message, or the reply to it, is no longer there",
+    4: "the reply is no longer there",
+    5: "its node is gone, and a reply may lie with it",
+}
+"""Flower's codes behind which a reply may be that nobody has read, in words that also hold of one that came too late."""
+
+UNREAD = (("a reply that could not be read", unbounded("it may have been seen on its way")),)
+"""What is released by a reply of which nobody knows what it held."""
+
+
+class Unread(Lost):
+    """A reply that may have left its host, and been seen by others, without having been read here."""
+
+
+class Mistaken(Lost):
+    """A refusal of a message that was meant for another client, or another experiment's."""
 
 
 @dataclass(frozen=True)

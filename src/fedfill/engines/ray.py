@@ -11,32 +11,24 @@ from __future__ import annotations
 
 import copy
 import itertools
-import logging
-import math
-import os
-import signal
-import socket
-import sys
-import threading
-import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import ray
 import torch
-from ray.exceptions import RayError, RayTaskError
 from torch import nn
 
 from fedfill import tree
 from fedfill.data.federation import Federation
 from fedfill.data.samples import Samples
 from fedfill.engines.local import processors
+from fedfill.engines.ray_cluster import affordable, connect, put, unimportable
+from fedfill.engines.ray_pool import Job, Worker, WorkerPool, once_more
 from fedfill.engines.ray_worker import (
-    Actor,
     Array,
     Bytes,
     Group,
@@ -55,7 +47,7 @@ from fedfill.engines.ray_worker import (
 )
 from fedfill.errors import FedfillError
 from fedfill.privacy.releases import Release
-from fedfill.protocol.messages import Answers, Average, Lost, Message, Outcome, RemoteError
+from fedfill.protocol.messages import Answers, Average, Lost, Message, Outcome
 from fedfill.training.aggregation import Mean, group_of, mean_of
 from fedfill.training.evaluation import (
     CHUNK,
@@ -66,50 +58,7 @@ from fedfill.training.evaluation import (
     gather_personal,
     splits_of,
 )
-from fedfill.tree import Record, Tree, Weights
-
-START = 60.0
-"""Seconds in which the next of the workers that are being started has to be ready."""
-GRACE = 10.0
-"""Seconds beyond its clients' time after which a worker that doesn't answer is given up."""
-
-# In the driver
-
-
-@dataclass(frozen=True)
-class _Job:
-    """Something for one worker to do; `again` if a worker died over it.
-
-    It is a call to clients of a group, an evaluation of the models of a whole group, or a chunk to score.
-    """
-
-    group: int | None = None
-    clients: tuple[int, ...] = ()
-    chunk: int = 0
-    again: bool = False
-
-
-@dataclass(eq=False)
-class _Worker:
-    """What the driver knows of a worker.
-
-    Attributes:
-        actor: Ray's handle.
-        answer: What it is to give next: that it is ready, or the result of its job.
-        ready: Whether it is.
-        job: What it does.
-        since: When it began that, by `time.monotonic`.
-        groups: Which are its own.
-        holds: Of these, the ones whose data and last states it has.
-    """
-
-    actor: Any
-    answer: Any
-    ready: bool = False
-    job: _Job | None = None
-    since: float = field(default_factory=time.monotonic)
-    groups: set[int] = field(default_factory=set)
-    holds: set[int] = field(default_factory=set)
+from fedfill.tree import Tree, Weights
 
 
 class _Outbox:
@@ -166,7 +115,7 @@ def _extend(total: dict[str, Mean], means: Mapping[str, Mean]) -> None:
         total[name] = mean_of([total[name], mean]) if name in total else mean  # type: ignore[assignment]
 
 
-class RayEngine:
+class RayEngine(WorkerPool):
     """Runs clients in resident worker processes of Ray, with the same bits as `LocalEngine`.
 
     A worker that dies is replaced, and what it had not answered is done again from the last committed states, one client
@@ -220,32 +169,29 @@ class RayEngine:
         self.origin = ""
         self._program = program
         self._device = device
-        self._timeout = timeout
-        self._gpus_per_worker = gpus_per_worker
         self._classes = federation.classes
         self._clients = len(federation.clients)
-        self._groups: dict[int, list[int]] = {}
+        groups: dict[int, list[int]] = {}
         for i in range(self._clients):
-            self._groups.setdefault(group_of(i, self._clients), []).append(i)
+            groups.setdefault(group_of(i, self._clients), []).append(i)
+        super().__init__(groups, timeout, gpus_per_worker)
         self._states: dict[int, bytes] = {}
-        self._setup: Any = None
         self._data: dict[int, Any] = {}
         self._tests: list[tuple[Any, Any]] = []
         self._splits: Splits | None = None
         self._numbers = itertools.count()
-        self._workers: list[_Worker] = []
         self._undo = ExitStack()
         # the server's own sums shall have the bits that they have on the local engine
         self._undo.callback(torch.set_num_threads, torch.get_num_threads())
         torch.set_num_threads(1)
         try:
             count = min(workers or (processors() if address is None else 1024), len(self._groups))
-            _connect(address, count, self._undo)
-            self.workers = self._affordable(count, workers)
+            connect(address, count, self._undo)
+            self.workers = affordable(count, workers, gpus_per_worker)
             setup = Setup(
                 program=program,
                 template=copy.deepcopy(template).cpu(),
-                kinds=_unimportable(),
+                kinds=unimportable(),
                 initial=pack(initial),
                 classes=self._classes,
                 clients=self._clients,
@@ -253,7 +199,7 @@ class RayEngine:
                 device="cuda" if gpus_per_worker else "cpu",
                 timeout=timeout,
             )
-            self._setup = _put(setup)
+            self._setup = put(setup)
             self._workers = [self._start() for _ in range(self.workers)]
             self._store(federation)
             self._deal()
@@ -291,14 +237,14 @@ class RayEngine:
         outcomes: dict[int, Outcome] = {}
         broken: list[SentError] = []
 
-        def submit(worker: _Worker, job: _Job) -> Any:
+        def submit(worker: Worker, job: Job) -> Any:
             group = job.group
             assert group is not None
             keys, stored = outbox.store(job.clients)
             data, states = self._missing(worker, group)
             return worker.actor.serve.remote(Task(group, handler, t, average, keys, states), data, *stored)
 
-        def finish(job: _Job, served: Served) -> None:
+        def finish(job: Job, served: Served) -> None:
             assert job.group is not None
             for i, sent in served.outcomes.items():
                 outcomes[i] = receive_outcome(sent, self._device)
@@ -309,10 +255,10 @@ class RayEngine:
             if served.error is not None:
                 broken.append(served.error)
 
-        def give_up(job: _Job, late: bool) -> list[_Job]:
+        def give_up(job: Job, late: bool) -> list[Job]:
             assert job.group is not None
             if len(job.clients) > 1:  # over which of them it was shows when each is alone
-                return [_Job(job.group, (i,), again=True) for i in job.clients]
+                return [Job(job.group, (i,), again=True) for i in job.clients]
             if not late and not job.again:
                 return [replace(job, again=True)]
             why = f"took longer than reply_timeout={self._timeout} s" if late else "its worker died twice"
@@ -321,7 +267,7 @@ class RayEngine:
             merge.add(job.group, job.clients, {})
             return []
 
-        self._run([_Job(group, tuple(members)) for group, members in sorted(groups.items())], submit, finish, give_up)
+        self._run([Job(group, tuple(members)) for group, members in sorted(groups.items())], submit, finish, give_up)
         if broken:
             raise receive_error(broken[0])
         return Answers(outcomes, merge.total)
@@ -347,14 +293,14 @@ class RayEngine:
         key, packed = next(self._numbers), ray.put(pack(weights))
         scored: dict[int, Scored] = {}
 
-        def submit(worker: _Worker, job: _Job) -> Any:
+        def submit(worker: Worker, job: Job) -> Any:
             split, start = chunks[job.chunk]
             return worker.actor.score.remote(key, packed, *self._tests[split], start)
 
-        def finish(job: _Job, result: Outcomes) -> None:
+        def finish(job: Job, result: Outcomes) -> None:
             scored[job.chunk] = receive_scored(result)
 
-        self._run([_Job(chunk=k) for k in range(len(chunks))], submit, finish, _once_more)
+        self._run([Job(chunk=k) for k in range(len(chunks))], submit, finish, once_more)
         ordered = [scored[k] for k in range(len(chunks))]
         return gather(ordered, self._splits, self._classes)
 
@@ -365,7 +311,7 @@ class RayEngine:
         places = self._splits.places()
         scored: dict[int, tuple[Scored, Scored, Scored]] = {}
 
-        def submit(worker: _Worker, job: _Job) -> Any:
+        def submit(worker: Worker, job: Job) -> Any:
             group = job.group
             assert group is not None
             data, states = self._missing(worker, group)
@@ -373,13 +319,13 @@ class RayEngine:
             stored = itertools.chain.from_iterable(self._tests)
             return worker.actor.score_personal.remote(task, data, packed, *stored)
 
-        def finish(job: _Job, result: dict[int, tuple[Outcomes, Outcomes, Outcomes]]) -> None:
+        def finish(job: Job, result: dict[int, tuple[Outcomes, Outcomes, Outcomes]]) -> None:
             scored.update(
                 (i, (receive_scored(test), receive_scored(own), receive_scored(held)))
                 for i, (test, own, held) in result.items()
             )
 
-        self._run([_Job(group) for group in sorted(self._groups)], submit, finish, _once_more)
+        self._run([Job(group) for group in sorted(self._groups)], submit, finish, once_more)
         ordered = [scored[i] for i in range(self._clients)]
         return gather_personal(ordered, self._splits, self._classes)
 
@@ -402,19 +348,6 @@ class RayEngine:
         self._stop()
         self._setup, self._data, self._tests = None, {}, []
         self._undo.close()
-
-    def _affordable(self, count: int, wanted: int | None) -> int:
-        """How many workers Ray has room for, which are `count` where a number was asked for."""
-        resources = ray.cluster_resources()  # type: ignore[no-untyped-call]
-        cpus, gpus, share = int(resources.get("CPU", 0)), int(resources.get("GPU", 0)), self._gpus_per_worker
-        room = gpus * int(1 / share) if 0 < share < 1 else gpus // int(share) if share else cpus
-        if share and (room < 1 or (wanted and room < count)):
-            raise FedfillError(
-                f"gpus_per_worker: found {share:g} for {count} workers, and Ray has {gpus} GPUs; allowed: as much as they have"
-            )
-        if cpus < 1 or (wanted and cpus < count):
-            raise FedfillError(f"workers: found {count}, and Ray has {cpus} CPUs; allowed: one worker for each")
-        return min(count, cpus, room)
 
     def _store(self, federation: Federation) -> None:
         """Put all data into the object store, once."""
@@ -443,7 +376,7 @@ class RayEngine:
         self._splits = splits_of(federation)
         self._tests = [(ray.put(s.inputs.numpy()), ray.put(s.labels.numpy())) for s in self._splits.all]
 
-    def _missing(self, worker: _Worker, group: int) -> tuple[Any, dict[int, Bytes] | None]:
+    def _missing(self, worker: Worker, group: int) -> tuple[Any, dict[int, Bytes] | None]:
         """A group's data and committed states, where a worker that is about to need them doesn't hold them."""
         if group in worker.holds:
             return None, None
@@ -452,223 +385,3 @@ class RayEngine:
 
     def _committed(self, group: int) -> dict[int, Bytes]:
         return {i: np.frombuffer(self._states[i], np.uint8) for i in self._groups[group] if i in self._states}
-
-    # Workers
-
-    def _start(self) -> _Worker:
-        """Start a worker; its first answer says that it is ready."""
-        actor = self._process()
-        return _Worker(actor, actor.setup.remote(self._setup))
-
-    def _process(self) -> Any:
-        options = {"num_cpus": 1, "num_gpus": self._gpus_per_worker, "max_restarts": 0, "max_task_retries": 0}
-        return ray.remote(Actor).options(**options).remote(sys.path)
-
-    def _replace(self, worker: _Worker) -> None:
-        """Start another in the place of one that failed; one that was never ready is not tried again."""
-        ray.kill(worker.actor)
-        self._workers.remove(worker)
-        if worker.ready:
-            self._workers.append(self._start())
-        self.workers = len(self._workers)
-
-    def _stop(self) -> None:
-        if ray.is_initialized():
-            for worker in self._workers:
-                ray.kill(worker.actor)
-        self._workers = []
-
-    def _deal(self) -> None:
-        """Give every group to a worker, so that all have about as many samples."""
-        load = dict.fromkeys(self._workers, 0)
-        for group in sorted(self._groups, key=lambda group: (-self._sizes[group], group)):
-            worker = min(load, key=load.__getitem__)
-            worker.groups.add(group)
-            load[worker] += self._sizes[group]
-
-    def _claim(self, group: int, owner: _Worker) -> None:
-        """Make a group one worker's; what another holds of it is old."""
-        for worker in self._workers:
-            if worker is not owner and group in worker.groups:
-                worker.groups.remove(group)
-                worker.holds.discard(group)
-                worker.actor.forget.remote(group)
-        owner.groups.add(group)
-
-    def _run(
-        self,
-        jobs: list[_Job],
-        submit: Callable[[_Worker, _Job], Any],
-        finish: Callable[[_Job, Any], None],
-        give_up: Callable[[_Job, bool], list[_Job]],
-    ) -> None:
-        """Have all jobs done, each worker one at a time.
-
-        Args:
-            jobs: In the order in which they are handed out.
-            submit: Sends a job to a worker.
-            finish: Takes the result.
-            give_up: What to do in place of a job whose worker died, or was too late.
-        """
-
-        def dispatch() -> None:
-            for worker in self._workers:
-                if jobs and worker.ready and worker.job is None:
-                    job = self._choose(worker, jobs)
-                    if job.group is not None:
-                        self._claim(job.group, worker)
-                    worker.job, worker.since, worker.answer = job, time.monotonic(), submit(worker, job)
-
-        try:
-            dispatch()
-            while jobs or any(worker.job for worker in self._workers):
-                if not self._workers:
-                    raise FedfillError(
-                        "engine: Ray's workers died and none could be started in their place; finished rounds are kept, and 'fedfill resume' goes on from there"
-                    )
-                results, failed = self._next()
-                for worker, late in failed:
-                    if worker.job is not None:
-                        jobs[:0] = give_up(worker.job, late)
-                    self._replace(worker)
-                # before more is handed out, which may go on from the states that came back here
-                for worker, job, result in results:
-                    if job.group is not None and job.group not in worker.groups:
-                        self._claim(job.group, worker)  # who took the group over meanwhile has older states
-                    finish(job, result)
-                dispatch()
-        except BaseException:  # Ctrl-C, say: nobody asks any more for what the workers are doing
-            self._stop()
-            raise
-
-    def _choose(self, worker: _Worker, jobs: list[_Job]) -> _Job:
-        """Take out a worker's next job: of its own groups, or else of nobody's, or of whoever has the most to do."""
-        own = (k for k, job in enumerate(jobs) if job.group is None or job.group in worker.groups)
-        k = next(own, None)
-        if k is None:
-            owner = {group: other for other in self._workers for group in other.groups}
-            owners = [None if job.group is None else owner.get(job.group) for job in jobs]
-            left = Counter(owners)
-            k = owners.index(None if None in left else max(left, key=left.__getitem__))
-        return jobs.pop(k)
-
-    def _next(self) -> tuple[list[tuple[_Worker, _Job, Any]], list[tuple[_Worker, bool]]]:
-        """Wait for the next results; and who failed, with whether it was too late."""
-        busy = {worker.answer: worker for worker in self._workers if worker.job is not None or not worker.ready}
-        until = min(map(self._deadline, busy.values()))
-        done, _ = ray.wait(list(busy), timeout=None if until == math.inf else max(0.0, until - time.monotonic()))
-        now = time.monotonic()
-        results, failed = [], []
-        for answer in done:
-            worker = busy.pop(answer)
-            try:
-                result = ray.get(answer)
-            except RayTaskError as error:
-                raise _foreign(error, worker) from error
-            except RayError:  # it died, or its machine did before the result was read
-                failed.append((worker, False))
-                continue
-            if worker.job is not None:
-                results.append((worker, worker.job, result))
-            else:
-                for other in self._workers:  # they share the processors
-                    other.since = other.since if other.ready else now
-            worker.ready, worker.job = True, None
-        failed += [(worker, True) for worker in busy.values() if now > self._deadline(worker)]
-        return results, failed
-
-    def _deadline(self, worker: _Worker) -> float:
-        if not worker.ready:
-            return worker.since + START
-        if self._timeout is None or worker.job is None or not worker.job.clients:
-            return math.inf
-        return worker.since + self._timeout * len(worker.job.clients) + GRACE
-
-
-def _once_more(job: _Job, late: bool) -> list[_Job]:
-    """What to do in place of a part of an evaluation whose worker died."""
-    if job.again:
-        raise FedfillError(
-            "engine: Ray's workers died over the evaluation; finished rounds are kept, and 'fedfill resume' goes on from there"
-        )
-    return [replace(job, again=True)]
-
-
-def _connect(address: str | None, cpus: int, undo: ExitStack) -> None:
-    """Connect this process to a cluster, or to a Ray of its own, where it is not connected yet."""
-    if ray.is_initialized():
-        return
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    own: dict[str, Any] = {"num_cpus": cpus, "include_dashboard": False} if address is None else {}
-    ending = signal.getsignal(signal.SIGTERM)
-    try:
-        with _impatience(address):
-            ray.init(address=address or "local", log_to_driver=False, logging_level=logging.CRITICAL, **own)
-    except Exception as error:
-        if address is None:
-            raise FedfillError(f"engine: Ray can't be started on this machine ({_first_line(error)})") from error
-        raise FedfillError(
-            f"ray_address: found '{address}', and no cluster answers there ({_first_line(error)}); "
-            "allowed: auto, HOST:PORT, or none for a Ray of its own on this machine"
-        ) from error
-    undo.callback(ray.shutdown)
-    # Ray prints a paragraph for every worker that dies, whatever its options say
-    ray._private.worker._worker_logs_enabled = False
-    undo.callback(setattr, ray._private.worker, "_worker_logs_enabled", True)
-    if threading.current_thread() is threading.main_thread():
-        # Ray's own handler prints a stack and aborts; by default nothing would stop Ray's processes at once
-        signal.signal(signal.SIGTERM, _terminate if ending is signal.SIG_DFL else ending)
-        undo.callback(signal.signal, signal.SIGTERM, ending)
-
-
-def _terminate(number: int, frame: object) -> None:
-    sys.exit(128 + number)
-
-
-@contextmanager
-def _impatience(address: str | None) -> Iterator[None]:
-    """Look for a cluster once: for an address where nothing answers, Ray would try for a quarter of an hour."""
-    if address is None:
-        yield
-        return
-    place = os.environ.get("RAY_ADDRESS", "auto") if address == "auto" else address
-    if place != "auto":
-        host, _, port = place.rpartition(":")
-        socket.create_connection((host, int(port)), timeout=5).close()
-    tries = "RAY_gcs_server_port_wait_time_s"
-    before = os.environ.get(tries)
-    os.environ[tries] = before or "1"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[tries]
-
-
-def _unimportable() -> dict[str, type[Record]]:
-    """The records of a script: workers can't import it, and so they are sent."""
-    return {name: kind for name, kind in Record._kinds.items() if kind.__module__ == "__main__"}
-
-
-def _put(setup: Setup) -> Any:
-    try:
-        return ray.put(setup)
-    except (TypeError, AttributeError) as error:
-        raise FedfillError(
-            f"engine: the algorithm or the model can't be sent to Ray's workers ({_first_line(error.__cause__ or error)})"
-        ) from error
-
-
-def _foreign(error: RayTaskError, worker: _Worker) -> Exception:
-    """What a worker raised on its own: on its start most likely because it lacks a module."""
-    if worker.ready:
-        return RemoteError(_first_line(error.cause))
-    return FedfillError(
-        f"engine: Ray's workers can't load the algorithm or the model ({_first_line(error.cause)}); "
-        "allowed: classes of the script itself, or of modules that every machine has"
-    )
-
-
-def _first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
