@@ -21,10 +21,10 @@ from PIL import Image
 import fedfill
 from fedfill.data import sources
 from fedfill.data.federation import ClientData, Federation, class_table, federate
-from fedfill.data.hosts import Task, load_host, save_host
 from fedfill.data.partitions import domain, parse, partition, set_aside
 from fedfill.data.samples import Samples
 from fedfill.data.sources import Source, from_python, load
+from fedfill.deployment.host_data import Task, load_host, save_host
 from fedfill.errors import FedfillError
 from fedfill.streams import numpy_stream
 

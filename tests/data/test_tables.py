@@ -13,11 +13,11 @@ import torch
 import fedfill
 from fedfill.data import sources
 from fedfill.data.federation import federate
-from fedfill.data.hosts import Task, load_host
 from fedfill.data.partitions import hold_out
 from fedfill.data.samples import Samples
 from fedfill.data.sources import load
 from fedfill.data.tables import standardised
+from fedfill.deployment.host_data import Task, load_host
 from fedfill.errors import FedfillError
 from fedfill.streams import numpy_stream
 

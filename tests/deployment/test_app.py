@@ -29,11 +29,11 @@ from fedfill import __version__
 from fedfill.algorithms.fedavg import FedAvg
 from fedfill.cli import app as cli
 from fedfill.data.federation import ClientData
-from fedfill.data.hosts import FORMATS, Task, save_host
 from fedfill.data.samples import Samples
 from fedfill.data.sources import load
 from fedfill.deployment import programs
 from fedfill.deployment.app import PACKAGE, _sent, init_app, write_app
+from fedfill.deployment.host_data import FORMATS, Task, save_host
 from fedfill.deployment.programs import HOST, SERVER, read_app, read_task
 from fedfill.errors import FedfillError
 from fedfill.experiment.prepare import arrange

@@ -28,9 +28,9 @@ from tests.helpers import small_federation
 
 import fedfill
 from fedfill import tree
-from fedfill.data.hosts import Task, save_host
 from fedfill.deployment import rehearsal
 from fedfill.deployment.app import PACKAGE, write_app
+from fedfill.deployment.host_data import Task, save_host
 from fedfill.deployment.processes import LocalFederation, local_federation
 from fedfill.engines.flower_host import Kept
 from fedfill.errors import DivergedError, FedfillError

@@ -420,7 +420,7 @@ def test_a_client_over_which_workers_always_die_is_left_out(start: Callable[...,
 
 
 def test_a_client_that_hangs_for_good_is_late(start: Callable[..., World], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "GRACE", 1.0)
+    monkeypatch.setattr("fedfill.engines.ray_pool.GRACE", 1.0)
     world = start(PooledEngine, 8, workers=2, timeout=0.5)
     replies = world.server.call([2, 3, 4, 7], P.hang, Ask(deadly={3: 1}))
     assert list(replies) == [2, 4, 7]
@@ -432,7 +432,7 @@ def test_survivors_take_over_from_what_cannot_be_started_again(
 ) -> None:
     expected = local_digests(4, 2)
     world = start(PooledEngine, 4, workers=2)
-    monkeypatch.setattr(module, "START", 0.01)
+    monkeypatch.setattr("fedfill.engines.ray_pool.START", 0.01)
     monkeypatch.setattr(world.engine, "_process", lambda: RayEngine._process(world.engine))
     os.kill(pids(world)[0], signal.SIGKILL)
     assert world.round(0, Ask(seconds=0.1))[0] == expected[0]

@@ -12,7 +12,7 @@ from typing import Any
 
 import tomli_w
 
-from fedfill.data.hosts import Task
+from fedfill.deployment.host_data import Task
 from fedfill.errors import FedfillError
 from fedfill.experiment.loop import document_of
 from fedfill.experiment.prepare import Prepared, arrange

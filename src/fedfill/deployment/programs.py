@@ -19,7 +19,7 @@ from torch import nn
 from fedfill import __version__
 from fedfill.algorithms import Algorithm
 from fedfill.data.federation import ClientData
-from fedfill.data.hosts import Task, load_host
+from fedfill.deployment.host_data import Task, load_host
 from fedfill.engines import flower, flower_host
 from fedfill.engines.local import choose_device
 from fedfill.errors import FedfillError, checked, did_you_mean

@@ -8,9 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from fedfill.data.federation import ClientData
-from fedfill.data.hosts import Task, save_host
 from fedfill.deployment.app import PACKAGE, write_app
 from fedfill.deployment.commands import flwr
+from fedfill.deployment.host_data import Task, save_host
 from fedfill.deployment.processes import LocalFederation, Setting, local_federation
 from fedfill.engines import require
 from fedfill.errors import FedfillError, told

@@ -13,9 +13,7 @@ Widths of FedDPMS's: ``paper`` follows the tables (convolution, ReLU); ``wide`` 
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Collection
-from functools import partial
+from collections.abc import Collection
 from typing import Literal
 
 import torch
@@ -23,8 +21,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
 
 from fedfill.errors import FedfillError, did_you_mean
+from fedfill.models.encoders import ENCODERS
 from fedfill.models.layers import Dropout, Gaussian
-from fedfill.models.residual import resnet18
 from fedfill.models.views import NORMALISATION
 
 NAMES = {
@@ -97,7 +95,7 @@ def described(name: str, shape: tuple[int, ...], settings: ModelSettings, needs:
     Returns:
         For example ``"Network: cnn2 with width=wide, for grey images and the normalisation layers that fedbn needs."``
     """
-    wide = settings.width == "wide" and name not in _ENCODERS
+    wide = settings.width == "wide" and name not in ENCODERS
     inputs = "rows of numbers" if len(shape) == 1 else "grey images" if shape[0] == 1 else "colour images"
     why = ""
     if NORMALISATION in needs:
@@ -117,7 +115,7 @@ def record_of(name: str, settings: ModelSettings) -> dict[str, object]:
     Returns:
         By name, as ``experiment.toml`` keeps them.
     """
-    left_out = OF_THE_LATENT if name in _ENCODERS else ()
+    left_out = OF_THE_LATENT if name in ENCODERS else ()
     return {setting: value for setting, value in settings.model_dump().items() if setting not in left_out}
 
 
@@ -259,7 +257,7 @@ def build(
         )
     if settings.stem is not None and name != "resnet18":
         raise FedfillError(f"stem: found {settings.stem} with model {name}; allowed with resnet18 alone")
-    if name in _ENCODERS:
+    if name in ENCODERS:
         return _of_one_shape(name, shape, classes, settings, needs=needs, seed=seed)
     channels, height, width = shape
     wide = settings.width == "wide"
@@ -328,7 +326,7 @@ def build(
 def _of_one_shape(
     name: str, shape: tuple[int, ...], classes: int, settings: ModelSettings, *, needs: Collection[str], seed: int
 ) -> Classifier:
-    """A network of `_ENCODERS` with a linear classifier, which starts as torch's do: the papers are silent."""
+    """A network of `ENCODERS` with a linear classifier, which starts as torch's do: the papers are silent."""
     for setting in OF_THE_LATENT:
         if getattr(settings, setting) != ModelSettings.model_fields[setting].default:
             raise FedfillError(
@@ -338,81 +336,11 @@ def _of_one_shape(
         raise FedfillError(f"model: {name} has no decoder; allowed for this algorithm: auto, cnn2, cnn4")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        encoder, features = _ENCODERS[f"{name}-imagenet" if settings.stem == "imagenet" else name](shape)
+        encoder, features = ENCODERS[f"{name}-imagenet" if settings.stem == "imagenet" else name](shape)
         projection, size = None, settings.projection or (256 if "projection" in needs else None)
         if size:
             projection = nn.Sequential(nn.Linear(features, features), nn.ReLU(), nn.Linear(features, size))
         return Classifier(encoder, nn.Linear(size or features, classes), projection)
-
-
-def _cnn2bn(shape: tuple[int, ...]) -> tuple[nn.Module, int]:
-    """The encoder of the Fed-ZDA paper (section 4.1), and how many features it gives."""
-    channels, height, width = shape
-    kernel, plan = (5, (16, 32)) if channels == 1 else (3, (16, 16))
-    layers: list[nn.Module] = []
-    inputs = channels
-    for outputs in plan:
-        convolution = nn.Conv2d(inputs, outputs, kernel, padding=kernel // 2)
-        # a maximum before a ReLU has the same bits as one behind it, on a quarter of the values
-        layers += [convolution, nn.BatchNorm2d(outputs), nn.MaxPool2d(2), nn.ReLU()]
-        inputs = outputs
-    layers.append(nn.Flatten())
-    features = inputs * (height // 4) * (width // 4)
-    if channels != 1:
-        layers += [nn.Linear(features, 80), nn.ReLU(), nn.Linear(80, 60), nn.ReLU()]
-        features = 60
-    return nn.Sequential(*layers), features
-
-
-def _cnn2fc(shape: tuple[int, ...], plan: tuple[int, int], features: int) -> tuple[nn.Module, int]:
-    """The encoder of the SDA-FL paper's network without widths (section 5.1), with those of McMahan et al. 2017 (section 3)."""
-    channels, height, width = shape
-    layers: list[nn.Module] = []
-    inputs = channels
-    for outputs in plan:
-        layers += [nn.Conv2d(inputs, outputs, 5, padding=2), nn.MaxPool2d(2), nn.ReLU()]
-        inputs = outputs
-    hidden = nn.Linear(inputs * (height // 4) * (width // 4), features)
-    return nn.Sequential(*layers, nn.Flatten(), hidden, nn.ReLU()), features
-
-
-def _digits6(shape: tuple[int, ...]) -> tuple[nn.Module, int]:
-    """The encoder of the FRAug paper's network for digits (section 4.2), with the widths of the authors' program."""
-    channels, height, width = shape
-    layers: list[nn.Module] = []
-    inputs = channels
-    for outputs, pooled in ((64, True), (64, True), (128, False)):
-        layers += [nn.Conv2d(inputs, outputs, 5, padding=2), nn.BatchNorm2d(outputs)]
-        # a maximum before a ReLU has the same bits as one behind it, on a quarter of the values
-        layers += [nn.MaxPool2d(3, 2, padding=1), nn.ReLU()] if pooled else [nn.ReLU()]
-        inputs = outputs
-    layers.append(nn.Flatten())
-    features = inputs * (height // 4) * (width // 4)
-    for hidden in (2048, 512):
-        layers += [nn.Linear(features, hidden), nn.BatchNorm1d(hidden), nn.ReLU()]
-        features = hidden
-    return nn.Sequential(*layers), features
-
-
-def _mlp(shape: tuple[int, ...]) -> tuple[nn.Module, int]:
-    """Hidden layers for inputs of any shape, flattened."""
-    layers: list[nn.Module] = [nn.Flatten()]
-    features = math.prod(shape)
-    for hidden in (128, 64):
-        layers += [nn.Linear(features, hidden), nn.BatchNorm1d(hidden), nn.ReLU()]
-        features = hidden
-    return nn.Sequential(*layers), features
-
-
-_ENCODERS: dict[str, Callable[[tuple[int, ...]], tuple[nn.Module, int]]] = {
-    "cnn2bn": _cnn2bn,
-    "cnn2fc": partial(_cnn2fc, plan=(32, 64), features=512),
-    "cnn2fc-small": partial(_cnn2fc, plan=(16, 32), features=128),
-    "digits6": _digits6,
-    "mlp": _mlp,
-    "resnet18": lambda shape: (resnet18(shape[0]), 512),
-    "resnet18-imagenet": lambda shape: (resnet18(shape[0], stem="imagenet"), 512),
-}
 
 
 def _initialise(module: nn.Module) -> None:

@@ -17,8 +17,8 @@ from PIL import Image
 
 from fedfill import tree
 from fedfill.data.federation import ClientData, Federation, federate
-from fedfill.data.hosts import FORMATS, Task, load_host, save_host
 from fedfill.data.samples import Samples
+from fedfill.deployment.host_data import FORMATS, Task, load_host, save_host
 from fedfill.errors import FedfillError
 
 NAMES = ("ant", "bee", "cat", "dog")
