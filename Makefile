@@ -27,7 +27,7 @@ $(READY): pyproject.toml constraints.txt
 	@touch $@
 
 demo: $(READY) ## compare FedAvg with FedDPMS on ten unequal clients
-	$(BIN)/fedfill compare fedavg feddpms fedavg:latent_activation=none feddpms:latent_activation=none \
+	$(BIN)/fedfill compare fedavg feddpms local \
 	  --data digits --clients 10 --partition dirichlet:0.3 --rounds 20 --seeds 0,1 --set batch_size=16 --out runs/demo
 
 test: $(READY) ## run the tests, in two processes

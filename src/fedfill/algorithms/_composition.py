@@ -348,9 +348,8 @@ class Composable(Algorithm):
             **dict.fromkeys(beside or {}, "samples"),
             **({"weights": self.aggregation_of.by} if self.aggregation_of.by else {}),
         }
-        average = server.average_each if individually else server.average
         numbers = ("scale",) if self.aggregation_of.scales else ()
-        replies, means = average(cohort, handler, each, of=fields, by=by, numbers=numbers)
+        replies, means = server.average(cohort, handler, each, of=fields, by=by, numbers=numbers, whole=individually)
         if "weights" in means:
             means["weights"] = self.aggregation_of.combine(server, weights, means["weights"], list(replies.values()))
         if "control" in means:

@@ -19,7 +19,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -124,15 +124,6 @@ class LocalFederation:
         (run,) = self._flwr("list", self.connection, "--run-id", str(run_id))["runs"]
         details = str(run["status-details"])
         return str(run["status"]), "" if details == "N/A" else details
-
-    def stop_run(self, run_id: int) -> None:
-        """End a run early, if it still runs.
-
-        Args:
-            run_id: As ``submit`` returned it.
-        """
-        with suppress(FedfillError):
-            self._flwr("stop", str(run_id), self.connection)
 
     def start_node(self, k: int, wait: bool = True) -> None:
         """Start a SuperNode, with the key that it had before; one that still runs is killed.

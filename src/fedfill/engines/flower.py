@@ -148,17 +148,7 @@ class FlowerEngine:
             )
 
     def call(self, handler: str, messages: Mapping[int, Message], t: int, average: Average | None = None) -> Answers:
-        """Run a handler on every host that has a message.
-
-        Args:
-            handler: Name of a method of the algorithm.
-            messages: By client.
-            t: The round.
-            average: Ignored: every host's reply comes to the server, which takes the means.
-
-        Returns:
-            An outcome for every client.
-        """
+        """Run a handler on every host that has a message."""
         bodies: dict[int, Array] = {}  # by identity: one message often goes to everyone
         for message in messages.values():
             if id(message) not in bodies:
@@ -169,18 +159,7 @@ class FlowerEngine:
         return Answers(self._outcomes({i: replies[i] for i in messages}, f"train.{handler}"))
 
     def evaluate(self, weights: Weights, t: int) -> Evaluation:
-        """Score weights on the server's test set and on the hosts' own splits.
-
-        Args:
-            weights: Of the whole model.
-            t: The round that is over.
-
-        Returns:
-            Accuracies and losses; a host that does not answer has none.
-
-        Raises:
-            FedfillError: Where there is nothing to score on.
-        """
+        """Score weights on the server's test set and on the hosts' own splits."""
         scores, diverged = self._scores(weights, t) if self.evaluation is not None else ({}, None)
         by_client = [
             sum(scores[i].correct) / sum(scores[i].samples) if i in scores and any(scores[i].samples) else None
@@ -236,11 +215,7 @@ class FlowerEngine:
         return {}
 
     def restore(self, states: Mapping[int, Tree]) -> None:
-        """Nothing to do: a host goes back to where the checkpoint was when the round is asked for again.
-
-        Args:
-            states: Of no client.
-        """
+        """Nothing to do: a host goes back to where the checkpoint was when the round is asked for again."""
 
     def close(self) -> None:
         """Nothing to do: Flower closes the grid."""

@@ -103,20 +103,7 @@ class LocalEngine:
         self._states: dict[int, Tree] = {}
 
     def call(self, handler: str, messages: Mapping[int, Message], t: int, average: Average | None = None) -> Answers:
-        """Run a handler on every client that has a message.
-
-        Args:
-            handler: Name of a method of the algorithm.
-            messages: By client.
-            t: The round.
-            average: Which fields of the replies to average.
-
-        Returns:
-            An outcome for every client, and the means.
-
-        Raises:
-            ContractError: Where a handler wrote into the initial weights.
-        """
+        """Run a handler on every client that has a message."""
         groups: dict[int, list[int]] = {}
         for i in sorted(messages):
             groups.setdefault(group_of(i, len(self._data)), []).append(i)
@@ -145,16 +132,7 @@ class LocalEngine:
         return Answers(outcomes, averaging.total())
 
     def evaluate(self, weights: Weights, t: int) -> Evaluation:
-        """Score weights on the test set and on the clients' own splits for test and validation.
-
-        Args:
-            weights: Of the whole model.
-            t: The round that is over.
-
-        Returns:
-            Accuracies and losses; of an algorithm with personal models those of every client's own model on its own test
-            split, and the means of all of them on the test set.
-        """
+        """Score weights on the test set and on the clients' own splits for test and validation."""
         if getattr(self._program, "personal", False):
             return self._evaluate_personal(weights)
         chunks = [(data, start) for data in self._splits.all for start in range(0, len(data), CHUNK)]
@@ -200,11 +178,7 @@ class LocalEngine:
         return dict(sorted(self._states.items()))
 
     def restore(self, states: Mapping[int, Tree]) -> None:
-        """Put the clients' states back.
-
-        Args:
-            states: What `states` returned.
-        """
+        """Put the clients' states back."""
         self._states = {i: tree.to(state, self.device) for i, state in states.items()}
 
     def close(self) -> None:

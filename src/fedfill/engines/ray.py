@@ -213,22 +213,7 @@ class RayEngine(WorkerPool):
             raise
 
     def call(self, handler: str, messages: Mapping[int, Message], t: int, average: Average | None = None) -> Answers:
-        """Run a handler on every client that has a message.
-
-        Args:
-            handler: Name of a method of the algorithm.
-            messages: By client.
-            t: The round.
-            average: Which fields of the replies to average.
-
-        Returns:
-            An outcome for every client, and the means.
-
-        Raises:
-            ContractError: Where a handler wrote into the initial weights.
-            FedfillError: Where no worker is left.
-            RemoteError: Where the algorithm failed in a worker outside of its handlers.
-        """
+        """Run a handler on every client that has a message."""
         groups: dict[int, list[int]] = {}
         for i in sorted(messages):
             groups.setdefault(group_of(i, self._clients), []).append(i)
@@ -273,18 +258,7 @@ class RayEngine(WorkerPool):
         return Answers(outcomes, merge.total)
 
     def evaluate(self, weights: Weights, t: int) -> Evaluation:
-        """Score weights on the test set and on the clients' own test splits.
-
-        Args:
-            weights: Of the whole model.
-            t: The round that is over.
-
-        Returns:
-            As from `LocalEngine.evaluate`.
-
-        Raises:
-            FedfillError: Where workers die over it.
-        """
+        """Score weights on the test set and on the clients' own test splits."""
         if getattr(self._program, "personal", False):
             return self._evaluate_personal(weights)
         assert self._splits is not None
@@ -334,11 +308,7 @@ class RayEngine(WorkerPool):
         return {i: tree.to(tree.from_bytes(state), self._device) for i, state in sorted(self._states.items())}
 
     def restore(self, states: Mapping[int, Tree]) -> None:
-        """Put the clients' states back.
-
-        Args:
-            states: What `states` returned.
-        """
+        """Put the clients' states back."""
         self._states = {i: tree.to_bytes(state) for i, state in states.items()}
         for worker in self._workers:
             worker.holds.clear()

@@ -234,23 +234,7 @@ def arrange(
     algorithm: str | type[Algorithm], *, data: Any, partition: Any, model: str | nn.Module,
     federation: Federation | None = None, needs: Collection[str] = (), **options: Any,
 ) -> Prepared:  # fmt: skip
-    """The parts of an experiment from the words of `run`, checked, nothing written.
-
-    Args:
-        algorithm: As in `run`.
-        data: As in `run`.
-        partition: As in `run`.
-        model: As in `run`.
-        federation: The data, divided, in place of what `data` and `partition` say.
-        needs: As in `prepare`.
-        **options: As in `run`.
-
-    Returns:
-        All parts.
-
-    Raises:
-        FedfillError: Where anything that was given is not allowed.
-    """
+    """The parts of an experiment from the words of `fedfill.run`, or with `federation` in place of data and partition."""
     kind = _algorithm(algorithm)
     for what, given in (("data", data), ("partition", partition), ("model", model)):
         if given is None:

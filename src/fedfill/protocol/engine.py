@@ -38,11 +38,35 @@ class Engine(Protocol):
     origin: str
 
     def call(self, handler: str, messages: Mapping[int, Message], t: int, average: Average | None = None) -> Answers:
-        """Run the handler of this name on every client that has a message, in round `t`."""
+        """Run a handler on every client that has a message.
+
+        Args:
+            handler: Name of a method of the algorithm.
+            messages: By client.
+            t: The round.
+            average: Which fields of the replies to average.
+
+        Returns:
+            An outcome for every client, and the means.
+
+        Raises:
+            ContractError: Where a handler wrote into what it received.
+        """
         ...
 
     def evaluate(self, weights: Weights, t: int) -> Evaluation:
-        """Score the global weights, or of a `personal` algorithm every client's own, as they are after round `t`."""
+        """Score the global weights, or of a `personal` algorithm every client's own, as they are after round `t`.
+
+        Args:
+            weights: Of the whole model.
+            t: The round that is over.
+
+        Returns:
+            Accuracies and losses on the test set and on the clients' own splits.
+
+        Raises:
+            FedfillError: Where there is nothing to score on.
+        """
         ...
 
     def states(self) -> dict[int, Tree]:

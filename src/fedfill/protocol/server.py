@@ -237,6 +237,7 @@ class Server:
         of: Mapping[str, Weights],
         by: str | Mapping[str, str] | None,
         numbers: Sequence[str] = (),
+        whole: bool = False,
     ) -> tuple[dict[int, Any], dict[str, Weights]]:
         """Like `call`, for replies of which the server needs some fields only as a weighted mean.
 
@@ -251,60 +252,30 @@ class Server:
             by: The field with a reply's weight, such as ``"samples"``, for all of them or for each; None, and a field
                 without one: all replies weigh the same.
             numbers: Further fields that have to hold a number of at least 0, or the reply is left out.
+            whole: Whether the server needs every reply's own tensors as well: they come as they are, and the mean is taken here.
 
         Returns:
-            The good replies as from `call`, with None in these fields; and the mean of each field that a reply held.
+            The good replies as from `call`, with None in these fields unless they are whole; and the mean of each field that
+            a reply held.
 
         Raises:
             ContractError: Where the algorithm broke the contract, or a handler raised on every client.
             FedfillError: Where too few replies are left.
         """
-        spec = specified(of, by, numbers)
-        replies, means = self._call(cohort, handler, messages, spec)
-        return replies, tensors_of(means, spec, handler.__name__)
-
-    def average_each(
-        self,
-        cohort: Sequence[int],
-        handler: BoundHandler,
-        messages: Message | Mapping[int, Message],
-        *,
-        of: Mapping[str, Weights],
-        by: str | Mapping[str, str] | None,
-        numbers: Sequence[str] = (),
-    ) -> tuple[dict[int, Any], dict[str, Weights]]:
-        """Like `average`, for a server that needs every reply's own tensors as well: they come whole, and the mean is taken here.
-
-        Args:
-            cohort: As in `average`.
-            handler: As in `average`.
-            messages: As in `average`.
-            of: As in `average`.
-            by: As in `average`.
-            numbers: As in `average`.
-
-        Returns:
-            The good replies, whole, and the means. A reply whose fields are not those asked for is left out and reported.
-
-        Raises:
-            ContractError: As in `average`.
-            FedfillError: As in `average`.
-        """
-        spec = specified(of, by, numbers)
-        found = self.call(cohort, handler, messages)
-        averaging = Averaging(spec, self.clients)
-        replies: dict[int, Any] = {}
-        for i, reply in found.items():
+        spec, name = specified(of, by, numbers), handler.__name__
+        if not whole:
+            replies, means = self._call(cohort, handler, messages, spec)
+            return replies, tensors_of(means, spec, name)
+        replies, averaging = {}, Averaging(spec, self.clients)
+        for i, reply in self.call(cohort, handler, messages).items():
             checked = averaging.add(i, Outcome(reply))
             if checked.error is None:
                 replies[i] = reply
             else:
-                self.lose(i, handler.__name__, reason(checked.error))
+                self.lose(i, name, reason(checked.error))
         if not replies:
-            raise FedfillError(
-                f"engine: no reply to '{handler.__name__}' held what was asked for ({self.lost[-1]['reason']})"
-            )
-        return replies, tensors_of(averaging.total(), spec, handler.__name__)
+            raise FedfillError(f"engine: no reply to '{name}' held what was asked for ({self.lost[-1]['reason']})")
+        return replies, tensors_of(averaging.total(), spec, name)
 
     def _call(
         self,

@@ -193,6 +193,8 @@ def compare(
     if len(diverged) == len(algorithms) * len(seeds):
         raise FedfillError(f"compare: no run came to its end; {diverged[0]}")
     rows = tuple(Row(label, tuple(results[label])) for label in algorithms)
+    if out_of_picture := [row.label for row in rows if None in row.results]:
+        notes.append(f"not in the pictures, since a run diverged: {', '.join(out_of_picture)}")
     write_atomically(Path(out) / "comparison.csv", _csv(rows).encode())
     _draw(rows, Path(out))
     return Comparison(rows, tuple(seeds), Path(out), rows[base], tuple(notes), tuple(diverged))

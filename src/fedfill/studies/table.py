@@ -276,6 +276,8 @@ def markdown(found: Reproduction) -> str:
         f"Version {__version__}; means over seeds ± standard deviation; seconds per run{'; ' + words if words else ''}."
     )
     picture = ["", f"![accuracy per round]({PICTURE})"] if _curves(found) else []
+    if picture and (out := [row.name for row in found.table.rows if _diverged(found.of(row))]):
+        picture += ["", f"Not in the picture, since a run diverged: {', '.join(out)}."]
     ends = [f"{run.row}, seed {run.seed}: {run.figures['diverged']}." for run in found.entries if _diverged([run])]
     return "\n".join([*lines, "", note, *(line for end in ends for line in ("", end)), *picture]) + "\n"
 
