@@ -28,7 +28,7 @@ import fedfill
 from fedfill import tree
 from fedfill.algorithms.fedavg import Broadcast, FedAvg
 from fedfill.algorithms.fraug import FRAug
-from fedfill.data.federation import federate
+from fedfill.data.division import federate
 from fedfill.engines.contract import Server
 from fedfill.engines.local import LocalEngine
 from fedfill.errors import DivergedError, FedfillError, checked

@@ -12,13 +12,13 @@ import torch
 from torch import nn
 
 from fedfill.algorithms import Algorithm, find
-from fedfill.data.federation import Federation, federate
-from fedfill.data.images import first_line
+from fedfill.data.division import federate
+from fedfill.data.federation import Federation
 from fedfill.data.samples import normalise
 from fedfill.engines import require
 from fedfill.engines.allocator import keep_freed_memory
 from fedfill.engines.host import refuses_one_sample
-from fedfill.errors import FedfillError, checked
+from fedfill.errors import FedfillError, checked, first_line
 from fedfill.loop import Prepared
 from fedfill.models.layers import draws_from, with_streams
 from fedfill.models.networks import ModelSettings, build

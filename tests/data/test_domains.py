@@ -20,11 +20,16 @@ from PIL import Image
 
 import fedfill
 from fedfill.data import sources
-from fedfill.data.federation import ClientData, Federation, class_table, federate
+from fedfill.data.dataset import OWN, Source
+from fedfill.data.division import federate
+from fedfill.data.federation import ClientData, Federation, class_table
 from fedfill.data.hosts import Task, load_host, save_host
-from fedfill.data.partitions import domain, parse, partition, set_aside
+from fedfill.data.objects import from_python
+from fedfill.data.partitions import parse, partition
 from fedfill.data.samples import Samples
-from fedfill.data.sources import Source, from_python, load
+from fedfill.data.skew import domain
+from fedfill.data.sources import load
+from fedfill.data.stratified import set_aside
 from fedfill.errors import FedfillError
 from fedfill.streams import numpy_stream
 
@@ -105,7 +110,7 @@ def test_parquet_with_a_column_of_names(tmp_path: Path) -> None:
     assert brightness(source) == {"air": [1, 3, 5, 7, 9, 11, 101, 103], "sea": [0, 2, 4, 6, 8, 10, 100, 102]}
     # labels stay with their images
     assert [k // 2 % 2 for k in source.train.inputs[:, 0, 0, 0].tolist()] == source.train.labels.tolist()
-    assert (len(source.test), source.note) == (4, sources.OWN)
+    assert (len(source.test), source.note) == (4, OWN)
 
 
 def test_parquet_with_a_column_of_numbers_in_their_order(tmp_path: Path) -> None:
@@ -147,7 +152,7 @@ def test_a_domain_without_test_samples_gives_a_fifth(tmp_path: Path) -> None:
     assert tested.pop(100) == 1
     assert len(tested) == 2
     assert all(10 <= value < 20 and home == 0 for value, home in tested.items())
-    assert source.note == f"{sources.OWN} Of air, which came without one, a fixed stratified fifth."
+    assert source.note == f"{OWN} Of air, which came without one, a fixed stratified fifth."
 
 
 def test_image_folders_by_depth(tmp_path: Path) -> None:
@@ -381,7 +386,7 @@ def test_one_client_per_domain() -> None:
         assert numbers(client.test) == [*range(1000 * number + 500, 1000 * number + 500 + size // 2)]
     assert numbers(federation.test) == [n for client in federation.clients for n in numbers(client.test)]
     assert federation.notes == (
-        sources.OWN,
+        OWN,
         "Partition domain: 120 training samples divided among 3 clients.",
         "Each client is tested on the whole test set of its domain.",
     )

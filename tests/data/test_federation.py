@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 import torch
 
-from fedfill.data.federation import Federation, class_table, federate
+from fedfill.data.dataset import Source
+from fedfill.data.division import federate
+from fedfill.data.federation import Federation, class_table
 from fedfill.data.samples import Samples
-from fedfill.data.sources import Source, load
+from fedfill.data.sources import load
 from fedfill.errors import FedfillError
 
 # the sample's number is its content, so that it can be followed

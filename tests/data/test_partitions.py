@@ -13,23 +13,10 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from fedfill.data.federation import federate
-from fedfill.data.partitions import (
-    NAMES,
-    _guarded_cuts,
-    _spread,
-    classes,
-    dirichlet,
-    from_partitioner,
-    hold_out,
-    iid,
-    keep_labels,
-    multimodal,
-    parse,
-    partition,
-    quantity,
-    unimodal,
-)
+from fedfill.data.division import federate
+from fedfill.data.partitions import NAMES, from_partitioner, parse, partition
+from fedfill.data.skew import _guarded_cuts, _spread, classes, dirichlet, iid, multimodal, quantity, unimodal
+from fedfill.data.stratified import hold_out, keep_labels
 from fedfill.errors import FedfillError
 
 LABELS = np.arange(1000) % 10

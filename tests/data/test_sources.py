@@ -18,7 +18,9 @@ from PIL import Image
 from sklearn.datasets import load_digits
 
 from fedfill.data import sources
-from fedfill.data.sources import HUB, JOINED, NAMES, Source, from_python, load
+from fedfill.data.dataset import Source
+from fedfill.data.objects import from_python
+from fedfill.data.sources import HUB, JOINED, NAMES, load
 from fedfill.errors import FedfillError
 from fedfill.tree import sha256
 

@@ -12,11 +12,12 @@ import torch
 
 import fedfill
 from fedfill.data import sources
-from fedfill.data.federation import federate
+from fedfill.data.dataset import TEST_SHARE
+from fedfill.data.division import federate
 from fedfill.data.hosts import Task, load_host
-from fedfill.data.partitions import hold_out
 from fedfill.data.samples import Samples
 from fedfill.data.sources import load
+from fedfill.data.stratified import hold_out
 from fedfill.data.tables import standardised
 from fedfill.errors import FedfillError
 from fedfill.streams import numpy_stream
@@ -80,7 +81,7 @@ def test_numbers_are_those_of_the_training_samples_alone(tmp_path: Path) -> None
     assert (len(before.train), len(before.test), before.domains) == (32, 8, None)
     assert before.train.inputs.mean().abs() < 1e-6
     assert abs(float(before.train.inputs.std(correction=0)) - 1) < 1e-6
-    _, held = hold_out(np.arange(40) % 2, sources.TEST_SHARE, numpy_stream(0, "fixed-test"))
+    _, held = hold_out(np.arange(40) % 2, TEST_SHARE, numpy_stream(0, "fixed-test"))
     rows[held[0]] = f"1000,{held[0] % 2}"
     write(tmp_path / "t.csv", rows, "x,label")
     sources._load.cache_clear()
