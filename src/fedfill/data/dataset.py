@@ -87,9 +87,8 @@ Parts = Mapping[str, tuple[Part, Part | None]]
 
 
 def source_of(
-    name: str, where: str, train: Part, test: Part | None, note: str = OWN, everyone: int | None = None,
-    sized: bool = False,
-) -> Source:  # fmt: skip
+    name: str, where: str, train: Part, test: Part | None, everyone: int | None = None, sized: bool = False
+) -> Source:
     """The source of what was read, with a part of it held out where it brought no test set.
 
     Args:
@@ -97,7 +96,6 @@ def source_of(
         where: The beginning of an error sentence.
         train: The training part.
         test: The test part, where there is one.
-        note: What to say of that test part.
         everyone: For the data of one client, how many samples all clients have. Its own may then be too few for a test
             set, and classes that it lacks may outnumber them.
         sized: Whether all are images of one size by demand: where some are in colour, the grey ones become so too.
@@ -119,7 +117,7 @@ def source_of(
             )
         check_alike(train.samples.inputs, test.samples.inputs, where)
         check_labels(test.samples.labels.numpy(), class_names, f"{where}, test set")
-        return Source(name, train.samples, test.samples, class_names, note)
+        return Source(name, train.samples, test.samples, class_names, OWN)
     kept, held = _split(train.samples)
     if not len(held) and everyone is None:
         raise FedfillError(too_few(where, f"{len(train.samples):,} samples"))

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from fedfill.data import partitions
-from fedfill.data.dataset import Source, together
+from fedfill.data.dataset import Source, check_alike, together
 from fedfill.data.federation import ClientData, Federation, fingerprint, take
 from fedfill.data.objects import from_python
 from fedfill.data.partitions import Partitioner
@@ -100,7 +100,6 @@ def _given(given: list[Source], fraction: float, clients: int | None, seed: int)
     if clients is not None and clients != len(given):
         raise FedfillError(f"clients: found {clients}, but the list holds {len(given)} data sets, one per client")
     class_names = max((source.class_names for source in given), key=len)
-    first = given[0].train.inputs
     members = []
     for index, source in enumerate(given):
         if source.class_names != class_names[: len(source.class_names)]:
@@ -108,12 +107,8 @@ def _given(given: list[Source], fraction: float, clients: int | None, seed: int)
                 f"data of client {index}: its classes are {', '.join(source.class_names)}, but those of another client "
                 f"are {', '.join(class_names)}; all clients need the same classes in the same order"
             )
-        train, inputs = source.train, source.train.inputs
-        if inputs.shape[1:] != first.shape[1:] or inputs.dtype != first.dtype:
-            raise FedfillError(
-                f"data of client {index}: its samples have shape {list(inputs.shape[1:])} and type {inputs.dtype}, but "
-                f"client 0's have {list(first.shape[1:])} and {first.dtype}; bring them to one shape and type"
-            )
+        train = source.train
+        check_alike(given[0].train.inputs, train.inputs, f"data of client {index}")
         if fraction < 1:
             train = take(train, _part(train.labels.numpy(), fraction, numpy_stream(seed, "fraction", index)))
         members.append(ClientData(train, source.test))

@@ -1,4 +1,7 @@
-"""Skew: the partitions by label, size and domain, each a pure function to one sorted index array per client."""
+"""Skew: the partitions by label, size and domain, each a pure function to one sorted index array per client.
+
+All of them refuse, with a `FedfillError`, arguments out of range and what can't be met with these samples and clients.
+"""
 
 from __future__ import annotations
 
@@ -41,9 +44,6 @@ def iid(labels: NDArray[Any], clients: int, seed: int) -> list[Indices]:
 
     Returns:
         One sorted int64 index array per client.
-
-    Raises:
-        FedfillError: Where there are fewer samples than clients, or no clients.
     """
     labels = checked(labels, clients)
     order = numpy_stream(seed, "partition").permutation(len(labels))
@@ -66,9 +66,6 @@ def dirichlet(labels: NDArray[Any], clients: int, seed: int, beta: float, min_sa
 
     Returns:
         One sorted int64 index array per client.
-
-    Raises:
-        FedfillError: Where an argument is out of range or 1,000 draws don't reach `min_samples`.
     """
     labels = checked(labels, clients)
     _check_draws("dirichlet", beta, len(labels), clients, min_samples)
@@ -122,9 +119,6 @@ def classes(labels: NDArray[Any], clients: int, seed: int, count: int) -> list[I
 
     Returns:
         One sorted int64 index array per client.
-
-    Raises:
-        FedfillError: Where `count` is out of range, or there are fewer pieces than classes or samples than pieces.
     """
     labels = checked(labels, clients)
     _check_pieces(f"partition 'classes:{count}'", labels, clients, count)
@@ -162,14 +156,9 @@ def unimodal(labels: NDArray[Any], clients: int, seed: int, count: int) -> list[
 
     Returns:
         One sorted int64 index array per client.
-
-    Raises:
-        FedfillError: Where `count` is out of range, or there are fewer shards than classes or samples than shards.
     """
     labels = checked(labels, clients)
-    _check_pieces(f"partition 'unimodal:{count}'", labels, clients, count)
-    shards = _in_proportion(clients * count, np.unique(labels, return_counts=True)[1])
-    return _deal(labels, shards, clients, count, numpy_stream(seed, "partition"))
+    return _deal_shards(f"partition 'unimodal:{count}'", labels, clients, count, numpy_stream(seed, "partition"))
 
 
 def multimodal(
@@ -191,9 +180,6 @@ def multimodal(
 
     Returns:
         One sorted int64 index array per client, group after group.
-
-    Raises:
-        FedfillError: Where an argument is out of range, or a group has fewer shards than classes or samples than shards.
     """
     labels = checked(labels, clients)
     spec = f"partition 'multimodal:{count}:{','.join(f'{share:g}' for share in shares)}'"
@@ -218,21 +204,20 @@ def multimodal(
     for own, size in zip(members, sizes, strict=True):
         # a stratified share of the group's samples, so that its classes keep their proportions
         kept = own[hold_out(labels[own], 1 - each * int(size) / len(own), rng)[0]]
-        _check_pieces(
-            f"{spec}, in a group", labels[kept], int(size), count
-        )  # classes are rounded, so a few samples may be missing
-        shards = _in_proportion(int(size) * count, np.unique(labels[kept], return_counts=True)[1])
-        dealt += [kept[part] for part in _deal(labels[kept], shards, int(size), count, rng)]
+        # classes are rounded, so a few samples may be missing and the shards be checked again
+        dealt += [kept[part] for part in _deal_shards(f"{spec}, in a group", labels[kept], int(size), count, rng)]
     return dealt
 
 
-def _in_proportion(shards: int, sizes: Indices) -> Indices:
-    """How many shards each class is cut into: in proportion to its size, at least one, and never more than samples."""
+def _deal_shards(spec: str, labels: Indices, clients: int, count: int, rng: np.random.Generator) -> list[Indices]:
+    """Each class cut into shards in proportion to its size, at least one; each client gets `count` of them by chance."""
+    _check_pieces(spec, labels, clients, count)
+    sizes = np.unique(labels, return_counts=True)[1]
     # the highest averages (Sainte-Lague)
-    given = np.ones(len(sizes), np.int64)
-    while given.sum() < shards:
-        given[np.argmax(np.where(given < sizes, sizes / (2 * given + 1), 0))] += 1
-    return given
+    shards = np.ones(len(sizes), np.int64)
+    while shards.sum() < clients * count:
+        shards[np.argmax(np.where(shards < sizes, sizes / (2 * shards + 1), 0))] += 1
+    return _deal(labels, shards, clients, count, rng)
 
 
 def _check_pieces(spec: str, labels: Indices, clients: int, count: int) -> None:
@@ -273,9 +258,6 @@ def quantity(labels: NDArray[Any], clients: int, seed: int, beta: float, min_sam
 
     Returns:
         One sorted int64 index array per client.
-
-    Raises:
-        FedfillError: Where an argument is out of range or 1,000 draws don't reach `min_samples`.
     """
     labels = checked(labels, clients)
     _check_draws("quantity", beta, len(labels), clients, min_samples)
@@ -298,9 +280,6 @@ def domain(domains: NDArray[Any], seed: int, count: int = 1) -> list[Indices]:
 
     Returns:
         One sorted int64 index array per client, domain after domain in the order of their numbers.
-
-    Raises:
-        FedfillError: Where a domain has fewer samples than clients.
     """
     rng = numpy_stream(seed, "partition")
     present, sizes = np.unique(domains, return_counts=True)

@@ -10,6 +10,7 @@ import functools
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -145,7 +146,7 @@ def _from_hub(name: str, size: int | None) -> Source:
         ) from error
     where = f"data '{name}' from the Hugging Face Hub"
     train, test = (from_dataset(part, where, size) for part in (train, test))
-    return source_of(name, where, train, test, "Test set: the official one.", sized=size is not None)
+    return replace(source_of(name, where, train, test, sized=size is not None), note="Test set: the official one.")
 
 
 def _unreachable(repository: str) -> str | None:
