@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import fedfill
-from fedfill.data.federation import federate
+from fedfill.data.division import federate
 from fedfill.data.samples import Samples
 from fedfill.experiment.prepare import arrange
 from fedfill.streams import torch_stream

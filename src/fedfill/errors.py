@@ -112,3 +112,9 @@ def _allowed(error: Mapping[str, Any]) -> str:
     }
     kind = str(error["type"])
     return words[kind].format(**context) if kind in words else str(error["msg"])
+
+
+def first_line(error: Exception) -> str:
+    """The first line of what an exception says, or its kind where it says nothing."""
+    text = str(error).strip()
+    return (text.splitlines()[0].rstrip(".") if text else "") or type(error).__name__

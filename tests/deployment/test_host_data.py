@@ -16,7 +16,8 @@ import torch
 from PIL import Image
 
 from fedfill import tree
-from fedfill.data.federation import ClientData, Federation, federate
+from fedfill.data.division import federate
+from fedfill.data.federation import ClientData, Federation
 from fedfill.data.samples import Samples
 from fedfill.deployment.host_data import FORMATS, Task, load_host, save_host
 from fedfill.errors import FedfillError

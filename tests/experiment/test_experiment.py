@@ -29,7 +29,7 @@ from fedfill import tree
 from fedfill.algorithms import Broadcast
 from fedfill.algorithms.fedavg import FedAvg
 from fedfill.algorithms.fraug import FRAug
-from fedfill.data.federation import federate
+from fedfill.data.division import federate
 from fedfill.engines.local import LocalEngine
 from fedfill.errors import DivergedError, FedfillError, checked
 from fedfill.experiment.prepare import Prepared, arrange

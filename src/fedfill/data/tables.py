@@ -15,9 +15,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fedfill.data.images import DOMAIN_COLUMN, IMAGE_COLUMNS, Part, first_line, in_order
+from fedfill.data.dataset import DOMAIN_COLUMN, Part, in_order
+from fedfill.data.parquet import IMAGE_COLUMNS
 from fedfill.data.samples import Samples
-from fedfill.errors import FedfillError
+from fedfill.errors import FedfillError, first_line
 
 LABEL = "label"
 MOST_WORDS = 1000
@@ -251,6 +252,8 @@ def _words(table: Any, name: str, file: Path) -> NDArray[np.str_]:
         hint = "; is the file's text in UTF-8?" if pa.types.is_binary(kind) and file.suffix.lower() == ".csv" else ""
         raise FedfillError(f"data: column '{name}' of '{file}' is of type {kind}, but {needed} are needed{hint}")
     cells = table.column(name).to_pylist()
+    if name == DOMAIN_COLUMN:  # blanks around a name would make another domain of it
+        cells = [cell.strip() if isinstance(cell, str) else cell for cell in cells]
     # an empty cell among words is read as a word of no letters
     _check_whole(sum(cell is None or cell == "" for cell in cells), name, file)
     return np.array([str(cell) for cell in cells])

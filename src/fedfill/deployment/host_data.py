@@ -10,10 +10,12 @@ import safetensors.torch
 import torch
 from safetensors import SafetensorError
 
-from fedfill.data import sources
+from fedfill.data.dataset import OWN
 from fedfill.data.federation import ClientData, Federation
-from fedfill.data.partitions import hold_out
+from fedfill.data.folders import from_folder
+from fedfill.data.images import in_colour
 from fedfill.data.samples import UNKNOWN, Samples
+from fedfill.data.stratified import hold_out
 from fedfill.errors import FedfillError, did_you_mean
 from fedfill.streams import numpy_stream
 
@@ -122,7 +124,7 @@ def load_host(
             labels come on top.
         validation: Share of what is left that is kept for validation where the data bring none; with none
             they need none, and what they bring is not used.
-        size: Pixels to a side to bring every image of a folder to, in colour; None: as they are.
+        size: Pixels to a side to bring every image of a folder to, with the channels of the task; None: as they are.
         seed: Of the experiment.
 
     Returns:
@@ -209,27 +211,33 @@ def _read_safetensors(path: Path, task: Task, setting: str) -> tuple[Samples, Sa
 
 
 def _read_folder(path: Path, task: Task, setting: str, size: int | None) -> tuple[Samples, Samples | None]:
-    source = sources.from_folder(path.name, path, one_of_many=True, size=size)
+    source = from_folder(path.name, path, one_of_many=True, size=size)
     unknown = [name for name in source.class_names if name not in task.class_names]
     if unknown:
         raise FedfillError(
             f"{setting}: '{path}' has a class '{unknown[0]}'; {did_you_mean(unknown[0], task.class_names)}"
         )
     index = torch.tensor([task.class_names.index(name) for name in source.class_names])
+    # what one host holds doesn't tell whether all hold grey images alone, so the agreed shape does
+    colour = size is not None and task.shape[0] == 3
     train, test = (
-        _fitting(Samples(part.inputs, index[part.labels]), task, f"{setting}: '{path}'")
+        _fitting(
+            Samples(in_colour(part.inputs) if colour else part.inputs, index[part.labels]), task, f"{setting}: '{path}'"
+        )
         for part in (source.train, source.test)
     )
     # a fifth that was only held out for want of a test set goes back: the share is the experiment's
-    return (train, test) if source.note.startswith(sources.OWN) else (train + test, None)
+    return (train, test) if source.note.startswith(OWN) else (train + test, None)
 
 
 def _fitting(samples: Samples, task: Task, where: str) -> Samples:
     found, dtype = tuple(samples.inputs.shape[1:]), DTYPES[task.dtype]
     if found != task.shape or samples.inputs.dtype != dtype:
+        channels = found != task.shape and found[1:] == task.shape[1:]
+        hint = ", and image_size makes colour of grey images, but never grey of colour" if channels else ""
         raise FedfillError(
             f"{where} holds {samples.inputs.dtype} samples of shape {list(found)}; "
-            f"this deployment's are {dtype} of shape {list(task.shape)}"
+            f"this deployment's are {dtype} of shape {list(task.shape)}{hint}"
         )
     if samples.inputs.is_floating_point() and not samples.inputs.isfinite().all():
         raise FedfillError(f"{where} holds NaN or infinite values")

@@ -12,7 +12,8 @@ from typing import Any, get_args
 from torch import nn
 
 from fedfill.algorithms import Algorithm, find, known_algorithms
-from fedfill.data.federation import Federation, federate
+from fedfill.data.division import federate
+from fedfill.data.federation import Federation
 from fedfill.engines import require
 from fedfill.engines.allocator import keep_freed_memory
 from fedfill.errors import FedfillError, checked, did_you_mean

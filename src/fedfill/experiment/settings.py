@@ -29,7 +29,7 @@ class Experiment(BaseModel):
     domain_fractions: str | None = None
     """Shares of single domains, such as ``svhn=0.2,mnist_m=0.14``, in place of `data_fraction`."""
     image_size: int | None = Field(default=None, ge=1, le=4096)
-    """Pixels to a side to which every image is brought, in colour; none: images stay as they are stored."""
+    """Pixels to a side to which every image is brought, in grey where all are grey; none: images stay as they are stored."""
     partition: str = "dirichlet:0.5"
     """How the training set is divided among the clients."""
     clients: int | None = Field(default=10, ge=1)

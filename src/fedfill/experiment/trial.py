@@ -10,10 +10,9 @@ from torch import nn
 
 from fedfill.algorithms import Algorithm
 from fedfill.data.federation import Federation
-from fedfill.data.images import first_line
 from fedfill.data.samples import normalise
 from fedfill.engines.runner import refuses_one_sample
-from fedfill.errors import FedfillError
+from fedfill.errors import FedfillError, first_line
 from fedfill.models.layers import draws_from
 from fedfill.streams import torch_stream
 

@@ -1,0 +1,189 @@
+"""Data from Python: arrays, `datasets` objects, and dicts and lists of them by domain and by client."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedfill.data.dataset import DOMAIN_COLUMN, Part, Source, check_labels, join, parts_of, source_of, too_few
+from fedfill.data.parquet import find_columns, from_arrow, read_domain_names
+from fedfill.data.samples import Samples
+from fedfill.errors import FedfillError
+
+
+def from_python(data: Any, name: str = "python") -> Source | list[Source]:
+    """A source from objects in memory, of one or several domains, or one source per client from a list of them.
+
+    Accepted are a tuple ``(inputs, labels)`` or ``(inputs, labels, test_inputs, test_labels)`` of numpy arrays or torch
+    tensors, a `datasets.Dataset`, a `datasets.DatasetDict` with ``train`` and perhaps ``test``, and a `Source`. Inputs
+    are uint8 images ``[n, h, w]``, ``[n, h, w, c]`` or ``[n, c, h, w]`` with 1 or 3 channels (read as ``[n, c, h, w]``
+    where both fit), or floats ``[n, ...]``, which keep their values and become float32. Where no test set is given, a
+    fixed stratified fifth is held out; in a list, the test set of a client with too few samples for that is empty, and in
+    a dict that of a domain.
+
+    Args:
+        data: One of these forms, a dict with one of them by domain, or a list with one of them per client.
+        name: What to call it.
+
+    Returns:
+        A source, or for a list one source per client.
+
+    Raises:
+        FedfillError: Where the form, a shape, a type or a value doesn't fit.
+    """
+    if isinstance(data, list):
+        return _by_client(data, name)
+    if isinstance(data, dict) and not _is_datasets(data):
+        return _by_domain(data, name)
+    return data if isinstance(data, Source) else source_of(name, "data", *_one(data, "data"))
+
+
+def _by_client(data: list[Any], name: str) -> list[Source]:
+    """One source per client. Each may be small, so what needs many samples is asked of all clients together."""
+    if not data:
+        raise FedfillError("data: the list of clients' data sets is empty, but at least one is needed")
+    read = [
+        item if isinstance(item, Source) else _one(item, f"data of client {client}") for client, item in enumerate(data)
+    ]
+    parts = (part for item in read for part in (parts_of(item) if isinstance(item, Source) else item))
+    everyone = sum(len(part.samples) for part in parts if part is not None)
+    sources = [
+        item if isinstance(item, Source) else source_of(name, f"data of client {client}", *item, everyone=everyone)
+        for client, item in enumerate(read)
+    ]
+    if not any(len(source.test) for source in sources):
+        raise FedfillError(too_few("data", "samples of each client"))
+    return sources
+
+
+def _is_datasets(data: Any) -> bool:
+    """Whether it is of the library `datasets`, which takes long to import; a DatasetDict is a dict too."""
+    return type(data).__module__.partition(".")[0] == "datasets"
+
+
+def _by_domain(data: dict[Any, Any], name: str) -> Source:
+    """The source of a dict of data sets by domain."""
+    if not data:
+        raise FedfillError("data: the dict of domains is empty, but at least one is needed")
+    parts: dict[str, tuple[Part, Part | None]] = {}
+    for domain, item in data.items():
+        if not isinstance(domain, str | int):
+            raise FedfillError(
+                f"data: the domain {domain!r} is a {type(domain).__name__}, but a name or number is needed"
+            )
+        if (called := str(domain).strip()) in parts:
+            raise FedfillError(
+                f"data: the domain '{called}' is there twice; a number counts as its name, and blanks around it don't count"
+            )
+        parts[called] = parts_of(item) if isinstance(item, Source) else _one(item, f"data of domain '{called}'")
+    return join(name, "data", parts)
+
+
+def _one(data: Any, where: str) -> tuple[Part, Part | None]:
+    """The training part and, where one was given, the test part."""
+    if isinstance(data, tuple):
+        if len(data) not in (2, 4):
+            raise FedfillError(
+                f"{where}: found a tuple of {len(data)}, but (inputs, labels) or (inputs, labels, test_inputs, "
+                "test_labels) is needed"
+            )
+        train = Part(_pair(data[0], data[1], where), None, where)
+        where += ", test set"
+        return train, None if len(data) == 2 else Part(_pair(data[2], data[3], where), None, where)
+    if _is_datasets(data):
+        import datasets
+
+        if isinstance(data, datasets.DatasetDict):
+            if "train" not in data:
+                raise FedfillError(f"{where}: the DatasetDict has no split 'train', only {', '.join(data)}")
+            test = from_dataset(data["test"], f"{where}, test set") if "test" in data else None
+            return from_dataset(data["train"], where), test
+        if isinstance(data, datasets.Dataset):
+            return from_dataset(data, where), None
+    raise FedfillError(
+        f"{where}: found {type(data).__name__}, but a tuple (inputs, labels), a datasets.Dataset or DatasetDict, a "
+        "Source, or a list or a dict with one of these per client or per domain is needed"
+    )
+
+
+def _pair(inputs: Any, labels: Any, where: str) -> Samples:
+    return Samples(_inputs(inputs, where), torch.from_numpy(_labels(labels, len(inputs), where)))
+
+
+def _inputs(inputs: Any, where: str) -> Tensor:
+    if not isinstance(inputs, np.ndarray | Tensor):
+        raise FedfillError(
+            f"{where}: inputs are a {type(inputs).__name__}, but a numpy array or torch tensor is needed"
+        )
+    if inputs.ndim < 2 or not len(inputs) or 0 in inputs.shape:
+        raise FedfillError(
+            f"{where}: inputs have shape {list(inputs.shape)}, but at least one sample [n, ...] is needed"
+        )
+    floating = inputs.is_floating_point() if isinstance(inputs, Tensor) else np.issubdtype(inputs.dtype, np.floating)
+    if not floating and (kind := str(inputs.dtype).removeprefix("torch.")) != "uint8":
+        raise FedfillError(f"{where}: inputs are {kind}, but uint8 images or floats are needed")
+    if isinstance(inputs, np.ndarray):
+        with np.errstate(over="ignore"):  # torch knows neither other byte orders nor wider floats
+            inputs = torch.from_numpy(inputs.astype(np.float32) if floating else np.ascontiguousarray(inputs))
+    tensor: Tensor = inputs.detach().cpu()
+    if floating:
+        tensor = tensor.to(torch.float32).contiguous()
+        if not torch.isfinite(tensor).all():
+            raise FedfillError(f"{where}: inputs hold NaN or infinite values, or values beyond the range of float32")
+        return tensor
+    if tensor.ndim == 3:
+        return tensor[:, None].contiguous()
+    if tensor.ndim == 4 and tensor.shape[1] in (1, 3):
+        return tensor.contiguous()
+    if tensor.ndim == 4 and tensor.shape[3] in (1, 3):
+        return tensor.permute(0, 3, 1, 2).contiguous()
+    raise FedfillError(
+        f"{where}: uint8 inputs have shape {list(tensor.shape)}, but [n, h, w], [n, h, w, c] or [n, c, h, w] with 1 or "
+        "3 channels is needed"
+    )
+
+
+def _labels(labels: Any, expected: int, where: str) -> np.ndarray[Any, Any]:
+    array = labels.detach().cpu().numpy() if isinstance(labels, Tensor) else np.asarray(labels)
+    if array.ndim != 1 or not np.issubdtype(array.dtype, np.integer):
+        raise FedfillError(
+            f"{where}: labels are {array.dtype} of shape {list(array.shape)}, but one integer per sample is needed"
+        )
+    if len(array) != expected:
+        raise FedfillError(f"{where}: there are {expected} inputs but {len(array)} labels")
+    array = array.astype(np.int64)
+    check_labels(array, None, where)
+    return array
+
+
+def from_dataset(data: Any, where: str, size: int | None = None) -> Part:
+    """A `datasets.Dataset` with an image column (encoded images or arrays), a label column and perhaps a domain column."""
+    import datasets
+
+    image, label = find_columns(data.column_names, where)
+    if not len(data):
+        raise FedfillError(f"{where}: the Dataset holds no samples")
+    feature = data.features[label]
+    names = tuple(feature.names) if isinstance(feature, datasets.ClassLabel) else None
+    place = f"{where}, column '{label}'"
+    domains = None
+    if DOMAIN_COLUMN in data.column_names:
+        column = data.select_columns([DOMAIN_COLUMN]).with_format("arrow")[:].column(DOMAIN_COLUMN).combine_chunks()
+        domains = read_domain_names(column, getattr(data.features[DOMAIN_COLUMN], "names", None), where)
+    data = data.select_columns([image, label])
+    if not isinstance(data.features[image], datasets.Image):
+        columns = data.with_format("numpy")[:]
+        inner = data.features[image]
+        while hasattr(inner, "feature"):
+            inner = inner.feature
+        # the numpy format widens every integer to int64
+        inputs = columns[image].astype(np.uint8) if inner.dtype == "uint8" else columns[image]
+        samples = _pair(inputs, columns[label], where)
+        check_labels(samples.labels.numpy(), names, where)
+        return Part(samples, names, place, domains)
+    table = data.cast_column(image, datasets.Image(decode=False)).with_format("arrow")[:]
+    images, labels = (table.column(column).combine_chunks() for column in (image, label))
+    return Part(from_arrow(images, labels, 0, names, where, paths=True, size=size), names, place, domains)
