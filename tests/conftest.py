@@ -21,7 +21,7 @@ settings.load_profile("fedfill")
 signal.signal(signal.SIGINT, signal.default_int_handler)
 # a console that is made while COLUMNS is set, as in processes of pytest-xdist, keeps that width; tests set their own
 os.environ.pop("COLUMNS", None)
-importlib.import_module("fedfill.terminal")
+importlib.import_module("fedfill.cli.terminal")
 torch.set_num_threads(1)  # tensors here are tiny: waking more threads costs more than they bring
 
 

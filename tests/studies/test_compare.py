@@ -15,6 +15,7 @@ from PIL import Image
 from scipy import stats
 
 import fedfill
+from fedfill.cli.terminal import print_comparison
 from fedfill.engines.local import LocalEngine
 from fedfill.errors import DivergedError, FedfillError
 from fedfill.experiment.prepare import Prepared, arrange
@@ -30,7 +31,6 @@ from fedfill.studies.compare import (
     parse_variant,
     unshared,
 )
-from fedfill.terminal import print_comparison
 
 TINY: dict[str, Any] = {"data": "digits", "clients": 4, "rounds": 2, "local_epochs": 1}
 LABELS = ["fedavg", "fedavg:latent_activation=sigmoid,weighting=uniform", "feddpms"]

@@ -32,7 +32,10 @@ class Trained(Message):
 
 
 class Central(Algorithm):
-    """All training data in one place, with as many samples per round as FedAvg's cohort passes through in its epochs."""
+    """All training data in one place, with as many samples per round as FedAvg's cohort passes through in its epochs.
+
+    Use it as the ceiling: all data lie in one place, and no federation is expected to do better.
+    """
 
     name = "central"
     pooled = True

@@ -23,7 +23,10 @@ from fedfill.tree import Weights
 
 
 class DPFedAvg(FedAvg):
-    """FedAvg on clipped updates with noise on their sum (algorithm 1, with the estimator f_f: a fixed denominator)."""
+    """FedAvg on clipped updates with noise on their sum (algorithm 1, with the estimator f_f: a fixed denominator).
+
+    Use it when the model must not tell who took part, clients trust the server, and there are many of them.
+    """
 
     name = "dpfedavg"
     private = True

@@ -11,7 +11,10 @@ from fedfill.protocol.server import Server
 
 
 class FedAvg(Composable):
-    """The weighted average of models that clients trained on their own data (algorithm 1)."""
+    """The weighted average of models that clients trained on their own data (algorithm 1).
+
+    Use it first: it is simple and sends the least, and every other method has to beat it.
+    """
 
     name = "fedavg"
 

@@ -17,7 +17,10 @@ from fedfill.tree import Tree, Weights
 
 
 class FedBN(FedAvg):
-    """FedAvg of everything but the normalisation layers, of which every client keeps its own (algorithm 1)."""
+    """FedAvg of everything but the normalisation layers, of which every client keeps its own (algorithm 1).
+
+    Use it when clients have the same classes but their data look different; the network needs normalisation.
+    """
 
     name = "fedbn"
     personal = True

@@ -60,7 +60,10 @@ class Augmented(Broadcast):
 
 
 class FedDPGAN(GANOptions, FedAvg):
-    """A GAN with an auxiliary classifier, trained federatedly, fills every client's data."""
+    """A GAN with an auxiliary classifier, trained federatedly, fills every client's data.
+
+    Use it when clients lack classes and may train an image generator together, long before the first round.
+    """
 
     name = "feddpgan"
     exchanges = True

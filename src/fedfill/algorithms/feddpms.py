@@ -90,7 +90,10 @@ class SecondaryReply(Update):
 
 
 class FedDPMS(NoisyMeans, VAEOptions, Composable):
-    """Clients share noisy means of latent codes; others decode from them the classes that they lack."""
+    """Clients share noisy means of latent codes; others decode from them the classes that they lack.
+
+    Use it when clients lack classes; most of what it gained here came without sharing: try mechanism=none.
+    """
 
     name = "feddpms"
     exchanges = True

@@ -18,7 +18,10 @@ from fedfill.tree import Tree, Weights
 
 
 class FedDyn(FedAvg):
-    """Local objectives are regularised so that their stationary points agree with the global one (algorithm 1)."""
+    """Local objectives are regularised so that their stationary points agree with the global one (algorithm 1).
+
+    Use it when clients' data differ and each client can train for long in a round.
+    """
 
     name = "feddyn"
 

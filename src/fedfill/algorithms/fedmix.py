@@ -30,7 +30,10 @@ class MixedUpdate(Update):
 
 
 class FedMix(NaiveMix):
-    """Mixup with other clients' samples, approximated to first order by their means (algorithm 2)."""
+    """Mixup with other clients' samples, approximated to first order by their means (algorithm 2).
+
+    Use it when clients lack classes and may share exact means of raw data; try first_order=false or floor=true.
+    """
 
     name = "fedmix"
 

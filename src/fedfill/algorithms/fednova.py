@@ -13,7 +13,10 @@ from fedfill.tree import Weights
 
 
 class FedNova(FedAvg):
-    """FedAvg whose local updates count by their direction, however many steps a client made."""
+    """FedAvg whose local updates count by their direction, however many steps a client made.
+
+    Use it when clients' data sets differ much in size, so that some make many more steps than others.
+    """
 
     name = "fednova"
     scales = True

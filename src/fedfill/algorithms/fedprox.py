@@ -9,7 +9,10 @@ from fedfill.training.losses import squared_distance
 
 
 class FedProx(FedAvg):
-    """FedAvg whose local models are held close to the global one."""
+    """FedAvg whose local models are held close to the global one.
+
+    Use it when clients' data differ and you want a cheap first try; with a small mu it ends near FedAvg.
+    """
 
     name = "fedprox"
 

@@ -13,7 +13,10 @@ from fedfill.training.fit import Context
 
 
 class FedVAE(VAEOptions, FedAvg):
-    """Encoder, classifier and decoder are trained and averaged together in every round."""
+    """Encoder, classifier and decoder are trained and averaged together in every round.
+
+    Use it as a control for FedDPMS: it shows what the auto-encoder alone does for the classifier.
+    """
 
     name = "fedvae"
     parts = ("encoder", "classifier", "decoder")

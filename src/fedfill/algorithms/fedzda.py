@@ -191,7 +191,10 @@ class _ZeroShotDataAugmentation(FedAvg):
 
 
 class FedZDAC(_ZeroShotDataAugmentation):
-    """Clients invert the global model and train on real and synthetic images (algorithm 2)."""
+    """Clients invert the global model and train on real and synthetic images (algorithm 2).
+
+    Use it when clients lack classes and have time to make images; needs batch norm, and gained little here.
+    """
 
     name = "fedzdac"
 
@@ -274,7 +277,10 @@ class FedZDAC(_ZeroShotDataAugmentation):
 
 
 class FedZDAS(_ZeroShotDataAugmentation):
-    """The server inverts every client's model and trains their average on the images (algorithm 3)."""
+    """The server inverts every client's model and trains their average on the images (algorithm 3).
+
+    Use it when some classes are rare and the server has much time; the network needs batch norm.
+    """
 
     name = "fedzdas"
 

@@ -87,7 +87,10 @@ class Private(Record):
 
 
 class FRAug(EmbeddingOptions, FedBN):
-    """Federated representation augmentation (algorithm 1)."""
+    """Federated representation augmentation (algorithm 1).
+
+    Use it when clients' images look different and each client has few; it needs more than 100 rounds to pay.
+    """
 
     name = "fraug"
     parts = ("encoder", "classifier")

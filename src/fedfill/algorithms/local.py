@@ -18,7 +18,10 @@ class Turn(Message):
 
 
 class Local(Algorithm):
-    """Every client trains a model of its own on its own data, with the budget of FedAvg."""
+    """Every client trains a model of its own on its own data, with the budget of FedAvg.
+
+    Use it as the floor: where a federated method is no better, there is no reason to federate.
+    """
 
     name = "local"
     personal = True

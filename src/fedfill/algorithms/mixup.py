@@ -21,7 +21,10 @@ from fedfill.training.pseudo_labels import confident
 
 
 class Mixup(FedAvg):
-    """FedAvg of clients that train on mixtures of their own samples, and of those without labels that the global model is sure of."""
+    """FedAvg of clients that train on mixtures of their own samples, and of those without labels that the global model is sure of.
+
+    Use it when you want a simple augmentation with a client's own samples; with unlabelled ones it collapsed here.
+    """
 
     name = "mixup"
     draws_beside = True

@@ -54,7 +54,10 @@ class Mixing(Broadcast):
 
 
 class NaiveMix(FedAvg):
-    """FedAvg on samples that are mixed with means over groups of everybody's samples (section 3.2)."""
+    """FedAvg on samples that are mixed with means over groups of everybody's samples (section 3.2).
+
+    Use it when most clients have one class alone and may share exact means of raw data.
+    """
 
     name = "naivemix"
     exchanges = True

@@ -26,7 +26,10 @@ from fedfill.tree import Tree, Weights
 
 
 class PartialFed(FedAvg):
-    """FedAvg whose clients load a part of the global model alone."""
+    """FedAvg whose clients load a part of the global model alone.
+
+    Use it when clients' data look different and each client needs a model of its own.
+    """
 
     name = "partialfed"
     personal = True

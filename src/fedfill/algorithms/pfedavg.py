@@ -14,7 +14,10 @@ from fedfill.tree import Tree, Weights
 
 
 class PFedAvg(FedAvg):
-    """FedAvg, of whose global model each client fine-tunes a copy that it keeps to itself."""
+    """FedAvg, of whose global model each client fine-tunes a copy that it keeps to itself.
+
+    Use it when each client needs a model of its own and has many samples to fine-tune it on.
+    """
 
     name = "pfedavg"
     personal = True

@@ -18,7 +18,10 @@ from fedfill.tree import Weights
 
 
 class QFFL(FedAvg):
-    """Clients with a larger loss count for more (algorithm 2)."""
+    """Clients with a larger loss count for more (algorithm 2).
+
+    Use it when the worst client matters more than the mean.
+    """
 
     name = "qffl"
     scales = True

@@ -18,7 +18,10 @@ from fedfill.tree import Tree, Weights
 
 
 class Scaffold(FedAvg):
-    """FedAvg whose local gradients are corrected by control variates (algorithm 1, option II)."""
+    """FedAvg whose local gradients are corrected by control variates (algorithm 1, option II).
+
+    Use it when clients' data differ, most take part often, and plain SGD with a small learning rate will do.
+    """
 
     name = "scaffold"
     paper: ClassVar = {"": {"learning_rate": 0.05}}

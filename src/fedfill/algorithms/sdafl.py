@@ -93,7 +93,10 @@ class AidedUpdate(Update):
 
 
 class SDAFL(GANOptions, FedAvg):
-    """Synthetic data aided federated learning: GAN images, labelled anew in each round, mixed with real ones (algorithm 1)."""
+    """Synthetic data aided federated learning: GAN images, labelled anew in each round, mixed with real ones (algorithm 1).
+
+    Use it when each client has one or two classes and has time to train an image generator first.
+    """
 
     name = "sdafl"
     exchanges = True
@@ -294,7 +297,10 @@ class SDAFL(GANOptions, FedAvg):
 
 
 class SDAFLAC(SDAFL):
-    """SDA-FL with auxiliary classifiers in the GANs, which make labels known (section 5.2, table 4)."""
+    """SDA-FL with auxiliary classifiers in the GANs, which make labels known (section 5.2, table 4).
+
+    Use it when you would use sdafl and clients may tell which classes they hold.
+    """
 
     name = "sdafl-ac"
     conditional = True

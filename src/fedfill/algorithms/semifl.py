@@ -69,7 +69,10 @@ class Statistics(Message):
 
 
 class SemiFL(FedAvg):
-    """Alternate training: clients on samples that the global model is sure of, the server on the labelled ones, which they send it."""
+    """Alternate training: clients on samples that the global model is sure of, the server on the labelled ones, which they send it.
+
+    Use it as a baseline in simulations with few labels: clients send their labelled samples to the server.
+    """
 
     name = "semifl"
     draws_beside = True

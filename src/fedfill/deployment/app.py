@@ -16,7 +16,7 @@ from fedfill.deployment.host_data import Task
 from fedfill.errors import FedfillError
 from fedfill.experiment.loop import document_of
 from fedfill.experiment.prepare import Prepared, arrange
-from fedfill.experiment.settings import Experiment
+from fedfill.experiment.settings import SIMULATION, Experiment
 from fedfill.protocol.messages import Message, declarations
 from fedfill.runs.directory import write_atomically, writing
 
@@ -145,15 +145,12 @@ def write_app(
         write_atomically(folder / path, text.encode())
 
 
-_NOT_REHEARSED = {"engine", "workers", "ray_address", "gpus_per_worker"}
-"""Options that a rehearsal does not have; a network of one's own, and what is not given, can't be told there either."""
-
-
 def _rehearsal(algorithm: str, options: Mapping[str, Any]) -> str:
     """The command that runs the same on stand-in data."""
     words = ["fedfill", "deploy", "rehearse", algorithm]
     for name, value in options.items():
-        if name in _NOT_REHEARSED or not isinstance(value, str | int | float | Path):
+        # a network of one's own, and what is not given, can't be told there
+        if name in SIMULATION or not isinstance(value, str | int | float | Path):
             continue
         if name in Experiment.model_fields:
             words += [f"--{name.replace('_', '-')}", str(value)]

@@ -14,11 +14,8 @@ from typing import Any
 from torch import nn
 
 from fedfill import __version__, tree
+from fedfill.experiment.settings import INCIDENTAL
 from fedfill.tree import Weights
-
-INCIDENTAL = {"data_dir", "device", "workers", "ray_address", "gpus_per_worker", "min_replies", "reply_timeout"}
-"""What may be changed at a resume: where and how it runs, and how long it waits for whom."""
-
 
 _VOUCHED = {"fedfill", "torch", "pydantic", "builtins", "abc", "typing"}
 

@@ -4,70 +4,81 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from numbers import Integral
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from fedfill.errors import FedfillError
 
+T = TypeVar("T")
+Data = Annotated[T, "data"]
+Incidental = Annotated[T, "incidental"]
+Simulation = Annotated[T, "simulation"]
+
 
 class Experiment(BaseModel):
-    """What to run. ``experiment.toml`` holds these fields, with the settings resolved."""
+    """What to run. ``experiment.toml`` holds these fields, with the settings resolved.
+
+    Every field is an option of the command line and a word of `fedfill.run`, and its docstring is the option's help:
+    another field in backticks is shown as its option there, and ``None:`` says what happens without a value.
+    """
 
     model_config = ConfigDict(
         frozen=True, extra="forbid", use_attribute_docstrings=True, protected_namespaces=(), allow_inf_nan=False
     )
 
     algorithm: str
-    """Name of the algorithm."""
-    data: str = "digits"
-    """Name of the data set, or of a folder or table below `data_dir`."""
-    data_dir: str | None = None
-    """Folder with data sets as Parquet, images or CSV; none: the environment variable FEDFILL_DATA."""
-    data_fraction: float = Field(default=1.0, gt=0, le=1)
-    """Share of the training set that is used, of each class and domain alike."""
-    domain_fractions: str | None = None
-    """Shares of single domains, such as ``svhn=0.2,mnist_m=0.14``, in place of `data_fraction`."""
-    image_size: int | None = Field(default=None, ge=1, le=4096)
-    """Pixels to a side to which every image is brought, in grey where all are grey; none: images stay as they are stored."""
-    partition: str = "dirichlet:0.5"
-    """How the training set is divided among the clients."""
-    clients: int | None = Field(default=10, ge=1)
-    """Number of clients (K); none: as many as a list of data sets, the domains or a partitioner object make."""
-    client_test: float = Field(default=0.1, ge=0, le=0.5)
+    """Algorithm: a name of 'fedfill list algorithms'."""
+    data: Data[str] = "digits"
+    """Data set: a name of 'fedfill list datasets', or a folder or a table (NAME.csv) in the folder `data_dir`."""
+    data_dir: Data[Incidental[str | None]] = None
+    """Folder with data sets as Parquet, images or CSV. None: $FEDFILL_DATA."""
+    data_fraction: Data[float] = Field(default=1.0, gt=0, le=1)
+    """Share of the training set that is used, the same of each class and of each domain."""
+    domain_fractions: Data[str | None] = None
+    """Shares of single domains in place of `data_fraction`, such as svhn=0.2,mnist_m=0.14. None: the same share of all."""
+    image_size: Data[int | None] = Field(default=None, ge=1, le=4096)
+    """Every image is brought to this many pixels on each side, in grey where all are grey. None: as they are stored."""
+    partition: Data[str] = "dirichlet:0.5"
+    """How the training samples are divided among the clients: see 'fedfill list partitions'."""
+    clients: Data[int | None] = Field(default=10, ge=1)
+    """Number of clients (K). With `partition` domain there are as many as the domains need. None: as many as a list of
+    data sets, the domains or a partitioner object make."""
+    client_test: Data[float] = Field(default=0.1, ge=0, le=0.5)
     """Share of each client's samples that is kept as its own test split."""
-    client_validation: float | None = Field(default=None, ge=0, le=0.5)
-    """Share of what is left of each client's samples that is kept for validation; none: nothing is."""
-    labelled_per_client: int | None = Field(default=None, ge=1)
-    """How many of each client's training samples keep their labels; none: all."""
+    client_validation: Data[float | None] = Field(default=None, ge=0, le=0.5)
+    """Share of each client's other samples that is kept as its validation split. None: no validation split."""
+    labelled_per_client: Data[int | None] = Field(default=None, ge=1)
+    """How many of each client's training samples keep their labels. None: all."""
     participation: float = Field(default=1.0, gt=0, le=1)
     """Share of the clients that take part in a round."""
     rounds: int = Field(default=50, ge=1)
-    """Rounds (T)."""
+    """Number of rounds (T)."""
     evaluate_every: int | None = Field(default=None, ge=1)
-    """Rounds from one evaluation to the next, the last round always being one; none: every round."""
+    """Rounds from one evaluation to the next. The last round is always evaluated. None: every round."""
     seed: int = Field(default=0, ge=0)
-    """Seed of every stream of randomness."""
+    """Seed of everything that is drawn at random."""
     model: str = "auto"
-    """Name of the network."""
-    engine: str = "local"
-    """Engine that carries messages and runs clients."""
-    device: str = "auto"
-    """Where data and models live: auto, cpu, cuda, cuda:N."""
-    workers: int | None = Field(default=None, ge=1, le=1024)
-    """Threads over clients, or processes with engine ray, each with a model of its own; none: one for each processor."""
-    ray_address: str | None = None
-    """With engine ray: a running cluster to join; none: a Ray of its own on this machine."""
-    gpus_per_worker: float = Field(default=0.0, ge=0)
-    """With engine ray: the share of a GPU that each worker gets."""
-    min_replies: int = Field(default=1, ge=1)
-    """Good replies that a call to a whole cohort must have; with fewer the run stops, its last checkpoint intact."""
-    reply_timeout: float | None = Field(default=None, gt=0)
-    """Seconds that a client has for one call; a later reply is left out; none: as long as it takes."""
+    """Network: see 'fedfill list models'. With auto it is one that the algorithm can use."""
+    engine: Simulation[str] = "local"
+    """What runs the clients and carries their messages: see 'fedfill list engines'."""
+    device: Incidental[str] = "auto"
+    """Where data and models lie: cpu, cuda, cuda:N, or auto for a GPU when there is one."""
+    workers: Simulation[Incidental[int | None]] = Field(default=None, ge=1, le=1024)
+    """How many clients are trained at the same time, in threads or, with `engine` ray, in processes. It changes no
+    result. None: one for each processor."""
+    ray_address: Simulation[Incidental[str | None]] = None
+    """With `engine` ray: a running cluster to join, such as auto or HOST:6379. None: a Ray of its own on this machine."""
+    gpus_per_worker: Simulation[Incidental[float]] = Field(default=0.0, ge=0)
+    """With `engine` ray: share of a GPU for each worker."""
+    min_replies: Incidental[int] = Field(default=1, ge=1)
+    """Good replies that a call to a whole cohort needs. With fewer the run stops; 'fedfill resume' goes on from there."""
+    reply_timeout: Incidental[float | None] = Field(default=None, gt=0)
+    """Seconds that a client has for a reply. A later reply is left out. None: no limit."""
     delta: float = Field(default=1e-5, gt=0, lt=1)
-    """Delta at which the privacy account gives epsilon."""
+    """Delta of the privacy account, at which it gives epsilon."""
     preset: Literal["paper"] | None = None
-    """Budget of the local training: paper for that of the algorithm's own paper; none: the same one for all algorithms."""
+    """Training budget: with paper, that of the algorithm's own paper. None: the same one for all algorithms."""
     settings: dict[str, Any] = Field(default_factory=dict)
     """Settings of the algorithm and its local training."""
     model_settings: dict[str, Any] = Field(default_factory=dict)
@@ -80,6 +91,18 @@ class Experiment(BaseModel):
         if isinstance(values, dict) and str(values.get("partition", "")).partition(":")[0].strip() == "domain":
             return {"clients": None, **values}
         return values
+
+
+def _marked(word: str) -> frozenset[str]:
+    return frozenset(name for name, field in Experiment.model_fields.items() if word in field.metadata)
+
+
+DATA = _marked("data")
+"""Fields that say which data there are and how they are divided."""
+INCIDENTAL = _marked("incidental")
+"""What may be changed at a resume: where and how it runs, and how long it waits for whom."""
+SIMULATION = _marked("simulation")
+"""Fields that a federation of real hosts does not have."""
 
 
 def over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:

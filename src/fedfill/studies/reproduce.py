@@ -14,10 +14,9 @@ from typing import Any
 from filelock import FileLock
 
 from fedfill.errors import DivergedError, FedfillError, did_you_mean
-from fedfill.experiment.digest import INCIDENTAL
 from fedfill.experiment.loop import OnRound
 from fedfill.experiment.prepare import Prepared, arrange
-from fedfill.experiment.settings import whole_numbers
+from fedfill.experiment.settings import INCIDENTAL, whole_numbers
 from fedfill.experiment.summary import accuracy_by_round
 from fedfill.runs.directory import RunDirectory, writing
 from fedfill.studies.run import launch

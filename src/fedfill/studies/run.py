@@ -11,10 +11,9 @@ from fedfill import __version__
 from fedfill.algorithms import Algorithm
 from fedfill.deployment.rehearsal import rehearse, resubmit
 from fedfill.errors import FedfillError, checked
-from fedfill.experiment.digest import INCIDENTAL
 from fedfill.experiment.loop import OnRound, execute
 from fedfill.experiment.prepare import Prepared, arrange, default_directory, prepare
-from fedfill.experiment.settings import Experiment
+from fedfill.experiment.settings import INCIDENTAL, Experiment
 from fedfill.experiment.summary import Result
 from fedfill.runs.directory import RunDirectory
 

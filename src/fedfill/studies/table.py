@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from fedfill import __version__
 from fedfill.errors import FedfillError, checked, did_you_mean
-from fedfill.experiment.digest import INCIDENTAL
+from fedfill.experiment.settings import INCIDENTAL
 from fedfill.runs.directory import read_toml, write_atomically, writing
 from fedfill.training.evaluation import FAIRNESS
 

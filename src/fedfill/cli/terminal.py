@@ -76,7 +76,7 @@ def progress() -> Iterator[Callable[[str], OnRound]]:
 
 
 def _say(line: str, style: str | None = None) -> None:
-    err.print(line, style=style, soft_wrap=True, markup=False)
+    err.print(line, style=style, soft_wrap=True)
 
 
 def print_result(result: Result) -> None:
@@ -116,7 +116,7 @@ def print_result(result: Result) -> None:
         _paragraph(note)
     out.print("\n[bold]Privacy[/bold]", markup=True)
     _paragraph(summary["privacy"]["statement"])
-    out.print(f"\nRun directory: {result.directory}", soft_wrap=True, markup=False)
+    tell(f"\nRun directory: {result.directory}")
 
 
 def print_comparison(comparison: Comparison) -> None:
@@ -173,10 +173,10 @@ def print_comparison(comparison: Comparison) -> None:
         if totals:
             _paragraph(f"{row.label}: {' '.join(totals)}")
     folder = comparison.directory
-    out.print(f"\nRun directories: {folder}/<algorithm>-seed<seed>", soft_wrap=True, markup=False)
-    out.print(f"All figures: {folder}/comparison.csv", soft_wrap=True, markup=False)
+    tell(f"\nRun directories: {folder}/<algorithm>-seed<seed>")
+    tell(f"All figures: {folder}/comparison.csv")
     if any(None not in row.results for row in comparison.rows):
-        out.print(f"Pictures: {folder}/accuracy.png, {folder}/final.png", soft_wrap=True, markup=False)
+        tell(f"Pictures: {folder}/accuracy.png, {folder}/final.png")
 
 
 def print_measures(measures: Measures) -> None:
@@ -218,7 +218,7 @@ def print_measures(measures: Measures) -> None:
         _paragraph(f"Features: {frechet['features']}.")
     for note in found["notes"]:
         _paragraph(note)
-    out.print(f"\nWritten: {measures.directory}/measures.json, measures.png", soft_wrap=True, markup=False)
+    tell(f"\nWritten: {measures.directory}/measures.json, measures.png")
 
 
 def _print_fairness(comparison: Comparison) -> None:
@@ -272,9 +272,14 @@ def print_federation(federation: Federation, title: str) -> None:
         _paragraph(note)
 
 
+def tell(text: str) -> None:
+    """A line that others may copy, such as a path: never broken."""
+    out.print(text, soft_wrap=True)
+
+
 def _paragraph(text: str) -> None:
     """Prose, broken between words at a width that reads well."""
-    out.print(text, markup=False, width=min(out.width, READABLE))
+    out.print(text, width=min(out.width, READABLE))
 
 
 def _mean(mean: float | None, deviation: float | None) -> str:

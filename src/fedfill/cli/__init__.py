@@ -1,0 +1,65 @@
+"""The command line: reads options; no logic of its own.
+
+Rooms that need torch are imported by the commands that use them, so that help and slips are answered at once.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+import fedfill
+from fedfill.cli import deploy
+from fedfill.cli.commands import compare, measure, partition, reproduce, resume, run
+from fedfill.cli.listing import list_names
+from fedfill.cli.terminal import err, out
+from fedfill.errors import FedfillError
+
+
+class Sentences(TyperGroup):
+    """Answers a user's slip with one sentence and exit code 2, and Ctrl-C with a word on what is kept and code 130."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run a command."""
+        try:
+            return super().invoke(ctx)
+        except FedfillError as error:
+            err.print(f"fedfill: {error}", soft_wrap=True)
+            raise typer.Exit(2) from None
+        except KeyboardInterrupt:
+            err.print(
+                "fedfill: stopped; finished rounds are kept, and the same command with the same --out or 'fedfill resume' goes on from there",
+                soft_wrap=True,
+            )
+            raise typer.Exit(130) from None
+
+
+app = typer.Typer(
+    cls=Sentences,
+    help="Federated learning when clients' data differ, with the gaps filled by synthetic data.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+for command in (run, resume, compare, reproduce, measure, partition):
+    app.command()(command)
+app.command("list")(list_names)
+app.add_typer(deploy.app, name="deploy")
+
+
+@app.callback(invoke_without_command=True)
+def main_options(
+    version: Annotated[bool, typer.Option("--version", help="Print the version and stop.")] = False,
+) -> None:
+    """Options without a command."""
+    if version:
+        out.print(fedfill.__version__)
+        raise typer.Exit
+
+
+def main() -> None:
+    """Entry point of the command ``fedfill``."""
+    app()

@@ -1,0 +1,152 @@
+"""Commands of one run and of many."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+import fedfill
+from fedfill.cli import terminal
+from fedfill.cli.options import FIELDS, Options, Out, takes
+from fedfill.errors import FedfillError, checked
+from fedfill.experiment.settings import DATA, INCIDENTAL, Experiment
+
+
+@takes(FIELDS, settings=True)
+def run(
+    options: Options,
+    algorithm: Annotated[
+        str | None, typer.Argument(help="A name of 'fedfill list algorithms'; may stand in --config instead.")
+    ] = None,
+    out: Out = None,
+) -> None:
+    """Run one experiment and leave a run directory."""
+    if algorithm is None:
+        raise FedfillError(
+            "algorithm: none is given; name one of 'fedfill list algorithms' or give a --config that does"
+        )
+    with terminal.progress() as follow:
+        result = fedfill.run(algorithm, out=out, on_round=follow(algorithm), **options)
+    terminal.print_result(result)
+
+
+@takes(INCIDENTAL)
+def resume(options: Options, directory: Annotated[Path, typer.Argument(help="A run directory.")]) -> None:
+    """Continue a run that was stopped or killed at any moment.
+
+    What is not given stays as it was in the run, whatever the default.
+    """
+    with terminal.progress() as follow:
+        result = fedfill.resume(directory, on_round=follow(directory.name), **options)
+    terminal.print_result(result)
+
+
+@takes(FIELDS - {"seed"}, settings=True)
+def compare(
+    options: Options,
+    algorithms: Annotated[
+        list[str], typer.Argument(help="Names, also with settings of their own: fedavg:weighting=uniform")
+    ],
+    seeds: Annotated[
+        str, typer.Option(help="Seeds, separated by commas. [default: 0,1,2]", show_default=False)
+    ] = "0,1,2",
+    out: Annotated[
+        Path,
+        typer.Option(
+            help="Folder of the runs; finished ones are not run again. [default: runs/compare]", show_default=False
+        ),
+    ] = Path("runs/compare"),
+) -> None:
+    """Compare algorithms over several seeds: mean ± deviation."""
+    for given_above in ("algorithm", "seed"):  # a --config for one run is good for a comparison too
+        options.pop(given_above, None)
+    numbers = _seeds(seeds)
+    count, total = itertools.count(1), len(algorithms) * len(numbers)
+    with terminal.progress() as follow:
+        comparison = fedfill.compare(
+            algorithms,
+            seeds=numbers,
+            out=out,
+            on_run=lambda label, seed: follow(f"{next(count)}/{total} {label}, seed {seed}"),
+            **options,
+        )
+    terminal.print_comparison(comparison)
+
+
+@takes({"data_dir", "device", "workers"})
+def reproduce(
+    options: Options,
+    table: Annotated[str, typer.Argument(help="A folder with a table.toml, or the name of one below experiments.")],
+    only: Annotated[list[str] | None, typer.Option(help="A row, by its name; may be given again.")] = None,
+    seeds: Annotated[str | None, typer.Option(help="Seeds, separated by commas. [default: the table's]")] = None,
+    out: Annotated[
+        Path,
+        typer.Option(
+            help="Folder of the runs; finished ones are not run again. [default: runs/reproduce]", show_default=False
+        ),
+    ] = Path("runs/reproduce"),
+) -> None:
+    """Run a paper's table and write the figures beside the paper's."""
+    from fedfill.studies.table import find_table, markdown
+
+    with terminal.progress() as follow:
+        found = fedfill.reproduce(
+            table,
+            only=only or (),
+            seeds=_seeds(seeds) if seeds is not None else None,
+            out=out,
+            on_run=lambda row, seed: follow(f"{row}, seed {seed}"),
+            **options,
+        )
+    terminal.tell(markdown(found))
+    terminal.tell(f"Written into {find_table(table)}/README.md and results.json")
+
+
+@takes({"data_dir", "device"})
+def measure(
+    options: Options,
+    directory: Annotated[
+        Path, typer.Argument(metavar="DIR", help="Directory of a finished run with synthetic images.")
+    ],
+    oracle: Annotated[
+        Path, typer.Option(help="Directory of a finished run on the same data, such as central's, whose model judges.")
+    ],
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of measures.json and measures.png. [default: DIR/samples]")
+    ] = None,
+) -> None:
+    """Measure how good a run's synthetic images are."""
+    terminal.print_measures(fedfill.measure(directory, oracle=oracle, out=out, **options))
+
+
+@takes(DATA | {"seed"})
+def partition(
+    options: Options,
+    out: Annotated[
+        Path, typer.Option(help="PNG file of the heat map. [default: runs/partition.png]", show_default=False)
+    ] = Path("runs/partition.png"),
+) -> None:
+    """Show the class distribution of every client."""
+    from fedfill.experiment.prepare import divide
+    from fedfill.runs.directory import writing
+    from fedfill.runs.pictures import heat_map
+
+    plan = checked(Experiment, {"algorithm": "", **options}, "option")
+    federation = divide(plan)
+    with writing(out):
+        out.parent.mkdir(parents=True, exist_ok=True)
+        heat_map(federation.counts, federation.class_names, out, federation.client_names)
+    terminal.print_federation(federation, f"{federation.name}, {plan.partition}, seed {plan.seed}")
+    terminal.tell(f"Heat map: {out}")
+
+
+def _seeds(text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise FedfillError(
+            f"seeds: found '{text}'; allowed: whole numbers separated by commas, such as 0,1,2"
+        ) from None
