@@ -66,7 +66,7 @@ def main() -> None:
             options = {**content.options, **row.options, "data_dir": data_dir}
             before, now = digests(table, row, options, entry["seed"])
             if entry["digest"] == before:
-                entry["digest"] = now
+                entry |= {"digest": now, "version": BEFORE}
                 moved += 1
             else:
                 stayed += entry["digest"] != now

@@ -13,6 +13,7 @@ from typing import Any
 
 from filelock import FileLock
 
+from fedfill import __version__
 from fedfill.errors import DivergedError, FedfillError, did_you_mean
 from fedfill.experiment.loop import OnRound
 from fedfill.experiment.prepare import Prepared, arrange
@@ -99,7 +100,7 @@ def reproduce(
                 figures = {name: result.summary.get(name) for name in KEPT} | {"curve": result.curve}
             except DivergedError as error:
                 reached = accuracy_by_round(RunDirectory(place).rounds())
-                figures = dict.fromkeys(KEPT) | {"curve": reached, "diverged": str(error)}
+                figures = dict.fromkeys(KEPT) | {"curve": reached, "diverged": str(error), "version": __version__}
             new = Entry(row.name, seed, digest, figures)
             with writing(folder / ".lock"), FileLock(folder / ".lock"):
                 # read again: another process may have added figures meanwhile

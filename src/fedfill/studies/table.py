@@ -17,7 +17,6 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from fedfill import __version__
 from fedfill.errors import FedfillError, checked, did_you_mean
 from fedfill.experiment.settings import INCIDENTAL
 from fedfill.runs.directory import read_toml, write_atomically, writing
@@ -46,6 +45,7 @@ KEPT = (
     *LISTS.values(),
     "curve",
     "diverged",
+    "version",
 )
 PICTURE = "accuracy.png"
 
@@ -272,9 +272,20 @@ def markdown(found: Reproduction) -> str:
         ]
         lines.append("| " + " | ".join(cells) + " |")
     words = "best: the best round, chosen on the test set" if "best_accuracy" in (*found.table.figures, *others) else ""
-    note = (
-        f"Version {__version__}; means over seeds ± standard deviation; seconds per run{'; ' + words if words else ''}."
+    versions = " and ".join(
+        dict.fromkeys(run.figures["version"] for run in found.entries if run.figures.get("version"))
     )
+    note = "; ".join(
+        part
+        for part in (
+            versions and f"Version {versions}",
+            "means over seeds ± standard deviation",
+            "seconds per run",
+            words,
+        )
+        if part
+    )
+    note = f"{note[0].upper()}{note[1:]}."
     picture = ["", f"![accuracy per round]({PICTURE})"] if _curves(found) else []
     if picture and (out := [row.name for row in found.table.rows if _diverged(found.of(row))]):
         picture += ["", f"Not in the picture, since a run diverged: {', '.join(out)}."]
