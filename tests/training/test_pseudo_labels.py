@@ -7,13 +7,13 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional
 
 from fedfill.data.samples import Samples, normalise
 from fedfill.models.networks import ModelSettings, build
 from fedfill.models.views import weights_of
-from fedfill.training.pseudo_labels import Labelling, labelling, predicted, pseudo_labels
+from fedfill.training.pseudo_labels import labelling_notes, predicted, pseudo_labels
 
 HALF = math.log(3.0)  # against a score of 0: probabilities 3/4 and 1/4
 SCORES = torch.tensor([[HALF, 0.0], [0.0, HALF], [0.0, 0.0], [0.0, 9.0], [float("nan"), 0.0]])
@@ -85,18 +85,17 @@ def test_no_samples_give_no_labels() -> None:
     assert pseudo_labels(nn.Linear(2, 2), torch.zeros(0, 2), 0.5).shape == (0,)
 
 
-TRUTH = torch.tensor([0, 2, 1, 2, 0])
-
-
 @pytest.mark.parametrize(
-    ("labels", "truth", "expected"),
+    ("labels", "owners", "share", "counts", "by_owner"),
     [
-        ([0, -1, 2, 2, -1], TRUTH, Labelling(0.6, [1, 0, 2], 2 / 3)),
-        ([0, -1, 2, 2, -1], None, Labelling(0.6, [1, 0, 2], None)),
-        ([-1, -1, -1, -1, -1], TRUTH, Labelling(0.0, [0, 0, 0], None)),
-        ([0, 2, 1, 2, 0], TRUTH, Labelling(1.0, [2, 1, 2], 1.0)),
-        ([], None, Labelling(0.0, [0, 0, 0], None)),
+        ([0, -1, 2, 2, -1], [3, 3, 3, 5, 5], 0.6, [1, 0, 2], {"3": [1, 0, 1], "5": [0, 0, 1]}),
+        ([-1, -1], [0, 1], 0.0, [0, 0, 0], {"0": [0, 0, 0], "1": [0, 0, 0]}),
+        ([0, 2, 1, 2, 0], [7, 7, 7, 7, 7], 1.0, [2, 1, 2], {"7": [2, 1, 2]}),
+        ([], [], 0.0, [0, 0, 0], {}),
     ],
 )
-def test_measures_by_hand(labels: list[int], truth: Tensor | None, expected: Labelling) -> None:
-    assert labelling(torch.tensor(labels, dtype=torch.int64), 3, truth) == expected
+def test_how_far_labels_reach_by_hand(
+    labels: list[int], owners: list[int], share: float, counts: list[int], by_owner: dict[str, list[int]]
+) -> None:
+    found = labelling_notes(torch.tensor(labels, dtype=torch.int64), torch.tensor(owners, dtype=torch.int64), 3)
+    assert found == {"labelled": share, "labelled_by_class": counts, "labelled_by_owner": by_owner}

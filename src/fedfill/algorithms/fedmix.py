@@ -16,8 +16,8 @@ from fedfill.data.samples import Batch
 from fedfill.privacy.releases import unbounded
 from fedfill.protocol.client import Client, client_handler
 from fedfill.protocol.server import Server
+from fedfill.training.forward_mode import is_plain, jvp
 from fedfill.training.mixup import mixed_entropy
-from fedfill.training.tangents import is_plain, scores_and_tangent
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class FedMix(NaiveMix):
             scores = model(u)  # [b, classes]
             return mixed_entropy(scores, target.expand_as(scores), batch.labels, self.mix)
         if is_plain(model):
-            scores, tangent = scores_and_tangent(model, u, mean)  # [b, classes] each
+            scores, tangent = jvp(model, u, mean)  # [b, classes] each
             slope = scores.softmax(1) - functional.one_hot(batch.labels, scores.shape[1])  # d CE / d scores
             towards = slope * tangent
         else:

@@ -20,18 +20,7 @@ START = 90.0
 
 
 def flwr(*command: str, environment: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """Run a ``flwr`` command.
-
-    Args:
-        *command: Its words, without ``flwr`` and ``--format``.
-        environment: Says where Flower is at home; None: as for any other command of the user.
-
-    Returns:
-        What it answers.
-
-    Raises:
-        FedfillError: Where it fails.
-    """
+    """Run a ``flwr`` command."""
     words = [program("flwr"), *command, "--format", "json"]
     try:
         done = subprocess.run(

@@ -83,14 +83,7 @@ class Task:
         return Samples(torch.zeros(0, *self.shape, dtype=DTYPES[self.dtype]), torch.zeros(0, dtype=torch.int64))
 
     def remote(self, test: Samples | None = None) -> Federation:
-        """The federation as a party sees it that holds nobody's data.
-
-        Args:
-            test: The server's test set, where it has one.
-
-        Returns:
-            A federation of clients without samples.
-        """
+        """The federation as a party sees it that holds nobody's data."""
         nobody = ClientData(self.nothing, self.nothing)
         fingerprint = self.fingerprint or hashlib.sha256(repr(self).encode()).hexdigest()
         everyone = (nobody,) * self.clients
@@ -158,12 +151,7 @@ def load_host(
 
 
 def save_host(path: Path, data: ClientData) -> None:
-    """Write what `load_host` reads with the format ``safetensors``.
-
-    Args:
-        path: The file.
-        data: Samples; an own test split is written even where it is empty, the others where there are any.
-    """
+    """Write what `load_host` reads with the format ``safetensors``."""
     tensors = {
         "inputs": data.train.inputs.contiguous(),
         "labels": data.train.labels.contiguous(),

@@ -67,11 +67,7 @@ class LocalFederation:
         self._logged: dict[str, int] = {}
 
     def start(self) -> None:
-        """Start everything, and wait until every SuperNode is online.
-
-        Raises:
-            FedfillError: Where a process does not come up.
-        """
+        """Start everything, and wait until every SuperNode is online."""
         folder = self.folder
         shutil.rmtree(folder / "flower", ignore_errors=True)  # a kill may have left half an app there
         self._warden = self._launch(
@@ -92,49 +88,20 @@ class LocalFederation:
         self.check()
 
     def submit(self, app: Path, run_config: Mapping[str, Setting] | None = None) -> int:
-        """Start a run of a Flower app.
-
-        Args:
-            app: The folder of the app.
-            run_config: Replaces values of ``[tool.flwr.app.config]``.
-
-        Returns:
-            The run's id.
-
-        Raises:
-            FedfillError: Where Flower refuses the app or can't be reached.
-        """
+        """Start a run of a Flower app."""
         config = self.folder / "run.toml"  # values in a file need no quoting
         config.write_bytes(tomli_w.dumps(dict(run_config or {})).encode())
         answer = self._flwr("run", str(app.resolve()), self.connection, "--run-config", str(config))
         return int(answer["run-id"])
 
     def status(self, run_id: int) -> tuple[str, str]:
-        """How a run is doing.
-
-        Args:
-            run_id: As ``submit`` returned it.
-
-        Returns:
-            For example ``("finished:completed", "")``; the second is Flower's explanation of a failure.
-
-        Raises:
-            FedfillError: Where the run is unknown or the SuperLink can't be reached.
-        """
+        """How a run is doing."""
         (run,) = self._flwr("list", self.connection, "--run-id", str(run_id))["runs"]
         details = str(run["status-details"])
         return str(run["status"]), "" if details == "N/A" else details
 
     def start_node(self, k: int, wait: bool = True) -> None:
-        """Start a SuperNode, with the key that it had before; one that still runs is killed.
-
-        Args:
-            k: Its position.
-            wait: Whether to return only once it is online.
-
-        Raises:
-            FedfillError: Where it does not come online.
-        """
+        """Start a SuperNode, with the key that it had before; one that still runs is killed."""
         self.kill_node(k)
         name, home = f"node{k}", self.folder / "flower" / f"node{k}"
         shutil.rmtree(home, ignore_errors=True)
@@ -151,17 +118,7 @@ class LocalFederation:
             self.wait_for_node(k)
 
     def wait_for_node(self, k: int) -> int:
-        """Wait until a SuperNode is online; start it again as long as the SuperLink has not missed its killed forerunner.
-
-        Args:
-            k: Its position.
-
-        Returns:
-            Its id.
-
-        Raises:
-            FedfillError: Where it ended, or takes too long.
-        """
+        """Wait until a SuperNode is online; start it again as long as the SuperLink has not missed its killed forerunner."""
         name, deadline = f"node{k}", time.monotonic() + START
         while True:
             node = self.supernodes[k]
@@ -175,11 +132,7 @@ class LocalFederation:
                 return int(found[1])
 
     def kill_node(self, k: int) -> None:
-        """Kill a SuperNode and what it started, with no warning, as a power cut would.
-
-        Args:
-            k: Its position.
-        """
+        """Kill a SuperNode and what it started, with no warning, as a power cut would."""
         node, self.supernodes[k] = self.supernodes[k], None
         if node is not None:
             send([node.pid], signal.SIGKILL, self.folder)
@@ -189,12 +142,6 @@ class LocalFederation:
         """Tell the SuperLink that a killed node will not come back: what it owes fails now, not after missed heartbeats.
 
         Its key is used up; started again, the node has another key and another id.
-
-        Args:
-            k: Its position.
-
-        Raises:
-            FedfillError: Where the SuperLink refuses.
         """
         name = f"node{k}"
         if found := _ONLINE.search(self._log(name)):
@@ -204,11 +151,7 @@ class LocalFederation:
         self._register(k)
 
     def check(self) -> None:
-        """Complain where the federation can't go on.
-
-        Raises:
-            FedfillError: Where the SuperLink, what runs its server apps, or every SuperNode has ended.
-        """
+        """Complain where the federation can't go on."""
         for process in self._processes:
             process.poll()  # its own children wait for it to leave the process table before they end themselves
         for what, name, process in (

@@ -113,20 +113,7 @@ def read_app(
     algorithm: type[Algorithm] | None = None,
     test: tuple[str, str] | None = None,
 ) -> Prepared:
-    """What an app says, checked, as a party sees it that holds nobody's data.
-
-    Args:
-        folder: The app's.
-        model: As in `server_app`.
-        algorithm: As in `server_app`.
-        test: Place and format of the server's test set.
-
-    Returns:
-        Everything that a run needs but data.
-
-    Raises:
-        FedfillError: Where the app's files are wrong.
-    """
+    """What an app says, checked, as a party sees it that holds nobody's data."""
     document = read_toml(folder / "experiment.toml")
     version = document.pop("version", __version__)
     if version != __version__:
@@ -151,17 +138,7 @@ def read_app(
 
 
 def read_task(folder: Path) -> Task:
-    """What an app's ``task.toml`` says.
-
-    Args:
-        folder: The app's.
-
-    Returns:
-        The task.
-
-    Raises:
-        FedfillError: Where it is wrong.
-    """
+    """What an app's ``task.toml`` says."""
     document = read_toml(folder / "task.toml")
     unknown = document.keys() - Task.__dataclass_fields__.keys()
     if unknown:

@@ -30,17 +30,6 @@ def rehearse(prepared: Prepared, path: Path, on_round: OnRound | None = None) ->
 
     A SuperLink and one SuperNode for each client run on 127.0.0.1, over TLS and with a key for each node. Each client's
     data lie in a folder of its own, as they would on a host. Whatever happens, nothing is left running.
-
-    Args:
-        prepared: What to run.
-        path: The run directory.
-        on_round: Called after each round.
-
-    Returns:
-        The finished run; one that was stopped or killed is continued.
-
-    Raises:
-        FedfillError: Where it can't be run like this, or fails.
     """
     require("flower")
     experiment = prepared.experiment
@@ -94,18 +83,7 @@ def rehearse(prepared: Prepared, path: Path, on_round: OnRound | None = None) ->
 
 
 def resubmit(path: Path, on_round: OnRound | None = None) -> Result:
-    """Go on with a deployment: submit its app again, and follow it to its end.
-
-    Args:
-        path: Its run directory, on this machine.
-        on_round: Called after each round.
-
-    Returns:
-        The finished run.
-
-    Raises:
-        FedfillError: Where the app is not to be found, or the run fails.
-    """
+    """Go on with a deployment: submit its app again, and follow it to its end."""
     require("flower")
     document = read_toml(path / "deployment.toml")
     app, connection = Path(str(document.get("app"))), str(document.get("connection"))

@@ -20,12 +20,7 @@ TICK = 0.05
 
 
 def stop(folder: Path, children: Iterable[subprocess.Popen[bytes]] = ()) -> None:
-    """Stop what the ``.pid`` files of a folder name, and all that it started; the warden last, so that it outlives a kill.
-
-    Args:
-        folder: Of the federation.
-        children: Those that this program started: what has ended stays in the process table until it is asked about.
-    """
+    """Stop what the ``.pid`` files of a folder name, and all that it started; the warden last, so that it outlives a kill."""
     groups = {}
     for file in folder.glob("*.pid"):
         with suppress(ValueError):  # an empty file: whoever wrote it was killed just then

@@ -13,14 +13,7 @@ _PACKAGES = {"ray": "ray", "flower": "flwr"}
 
 
 def require(name: str) -> None:
-    """Make sure that an engine exists and that what it needs is installed.
-
-    Args:
-        name: Of the engine.
-
-    Raises:
-        FedfillError: Where it doesn't, or is not.
-    """
+    """Make sure that an engine exists and that what it needs is installed."""
     if name not in NAMES:
         raise FedfillError(f"engine: unknown name '{name}'; {did_you_mean(name, NAMES)}")
     if name in _PACKAGES and find_spec(_PACKAGES[name]) is None:

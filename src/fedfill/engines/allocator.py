@@ -17,9 +17,6 @@ def keep_freed_memory() -> bool:
     than 64 MB whatever it is told; so all threads share one, if this is called before the first of them begins. What is
     kept grows with the network: of the 3.8 GB of a run of FRAug's digits it is 1.9. Set ``FEDFILL_ALLOCATOR=default`` to
     leave the allocator alone.
-
-    Returns:
-        Whether the policy was set: on Linux with glibc only.
     """
     if os.environ.get("FEDFILL_ALLOCATOR") == "default" or not sys.platform.startswith("linux"):
         return False

@@ -118,15 +118,7 @@ class Answer(Record):
 
 
 def pack(body: Array, **words: str | int) -> RecordDict:
-    """A Flower message's content.
-
-    Args:
-        body: From `encode`.
-        **words: Beside it.
-
-    Returns:
-        The content.
-    """
+    """A Flower message's content."""
     return RecordDict({"tree": ArrayRecord({"safetensors": body}), "words": ConfigRecord(dict(words))})
 
 
@@ -137,18 +129,7 @@ def encode(value: Tree) -> Array:
 
 
 def unpack(content: RecordDict, limit: int) -> tuple[Tree, dict[str, Any]]:
-    """What `pack` packed, from anyone.
-
-    Args:
-        content: A Flower message's content.
-        limit: Bytes at the most.
-
-    Returns:
-        The tree and the words beside it.
-
-    Raises:
-        ValueError: Where it is larger, or is no such thing.
-    """
+    """What `pack` packed, from anyone."""
     try:
         body, words = content.array_records["tree"]["safetensors"], dict(content.config_records["words"])
     except (KeyError, AttributeError, TypeError) as missing:

@@ -24,17 +24,7 @@ from fedfill.tree import Tree, Weights
 
 
 def choose_device(name: str) -> torch.device:
-    """The device of this name.
-
-    Args:
-        name: ``auto`` (a GPU when there is one), ``cpu``, ``cuda`` or ``cuda:N``.
-
-    Returns:
-        The device.
-
-    Raises:
-        FedfillError: Where the name is unknown or there is no such device.
-    """
+    """The device of this name: ``auto`` (a GPU when there is one), ``cpu``, ``cuda`` or ``cuda:N``."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:

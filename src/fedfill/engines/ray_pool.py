@@ -128,14 +128,7 @@ class WorkerPool:
         finish: Callable[[Job, Any], None],
         give_up: Callable[[Job, bool], list[Job]],
     ) -> None:
-        """Have all jobs done, each worker one at a time.
-
-        Args:
-            jobs: In the order in which they are handed out.
-            submit: Sends a job to a worker.
-            finish: Takes the result.
-            give_up: What to do in place of a job whose worker died, or was too late.
-        """
+        """Have all jobs done, each worker one at a time."""
 
         def dispatch() -> None:
             for worker in self._workers:

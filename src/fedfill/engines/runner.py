@@ -41,15 +41,7 @@ def prefers_channels_last(model: nn.Module) -> bool:
 
 
 def make_resident(template: nn.Module, device: torch.device) -> Resident:
-    """A worker's model, in a process that is made ready for it.
-
-    Args:
-        template: The model.
-        device: Where it lives.
-
-    Returns:
-        A copy of it.
-    """
+    """A worker's model, in a process that is made ready for it."""
     if device.type == "cpu":
         keep_freed_memory()
     return Resident(template, device, prefers_channels_last(template))
@@ -95,14 +87,7 @@ class ClientRunner:
         self._secret = secret
 
     def check(self, handler: str) -> None:
-        """Make sure that no handler wrote into the initial weights.
-
-        Args:
-            handler: Which one ran.
-
-        Raises:
-            ContractError: Where it did.
-        """
+        """Make sure that no handler wrote into the initial weights."""
         if not self._untouched.holds():
             raise ContractError(f"'{handler}' wrote into the initial weights; make a copy first")
 
@@ -119,19 +104,8 @@ class ClientRunner:
     ) -> tuple[Outcome, Tree]:
         """Run one handler on containers of its own.
 
-        Args:
-            resident: The worker's model.
-            handler: Name of a method of the algorithm.
-            i: The client.
-            data: Its labelled training samples.
-            unlabelled: Its samples without labels.
-            state: Its committed state; None: it has none yet.
-            message: What the server sent.
-            t: The round.
-
-        Returns:
-            What came of it, and the state to commit; None where the handler raised, was late or broke a rule, or where its
-            reply is not finite: then what was committed before stays, and a client that diverged is not lost for ever.
+        The state to commit is None where the handler raised, was late or broke a rule, or where its reply is not finite: then
+        what was committed before stays, and a client that diverged is not lost for ever.
         """
         function = getattr(self._program, handler)
         message = tree.copy(message)

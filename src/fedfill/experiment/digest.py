@@ -24,19 +24,7 @@ def digest(
     experiment: Mapping[str, Any], algorithm: type, model: nn.Module, fingerprint: str, initial: Weights, *,
     version: str | None = None,
 ) -> str:  # fmt: skip
-    """Identifies an experiment: version, settings, data, initial weights and code of the user's own, but not where it runs.
-
-    Args:
-        experiment: Its fields, resolved.
-        algorithm: Class of the algorithm.
-        model: The network.
-        fingerprint: Of the data and their division.
-        initial: The network's initial weights.
-        version: Of fedfill; None: this one.
-
-    Returns:
-        16 hexadecimal digits.
-    """
+    """16 hexadecimal digits for an experiment: version, settings, data, initial weights and code of one's own, not where it runs."""
     # one that is none counts as absent: a new setting leaves the experiments that don't use it what they were
     settings = {name: value for name, value in experiment.items() if name not in INCIDENTAL and value is not None}
     modules = list(model.modules())

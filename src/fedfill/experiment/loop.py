@@ -39,18 +39,7 @@ Connect = Callable[["Prepared", torch.device], Engine]
 
 
 def make_engine(prepared: Prepared, device: torch.device) -> Engine:
-    """The engine that an experiment names, for a simulation on this machine or a cluster.
-
-    Args:
-        prepared: What to run.
-        device: Where data and models live.
-
-    Returns:
-        The engine, ready for the first call.
-
-    Raises:
-        FedfillError: Where it can't be started.
-    """
+    """The engine that an experiment names, for a simulation on this machine or a cluster."""
     experiment = prepared.experiment
     parts = (prepared.algorithm, prepared.federation, prepared.model, prepared.initial)
     if experiment.engine == "ray":
@@ -108,20 +97,7 @@ def document_of(experiment: Experiment) -> dict[str, Any]:
 
 
 def recorded(digest: str, rounds: int, directory: RunDirectory, summary: dict[str, Any]) -> Result:
-    """A finished run as its folder holds it.
-
-    Args:
-        digest: Of the experiment.
-        rounds: How many it has.
-        directory: Where it lies.
-        summary: The document of ``summary.json``.
-
-    Returns:
-        The run.
-
-    Raises:
-        FedfillError: Where summary and checkpoint don't belong together.
-    """
+    """A finished run as its folder holds it."""
     checkpoint = _checkpoint(digest, directory)
     if (
         checkpoint is None
@@ -248,19 +224,7 @@ def _cost(server: Server, before: Costs, seconds: float) -> dict[str, Any]:
 
 
 def synthetic_images(prepared: Prepared, directory: RunDirectory, device: torch.device) -> Samples | None:
-    """The synthetic images of a finished run, those of which its picture shows the first.
-
-    Args:
-        prepared: What was run.
-        directory: Where it lies, with its last checkpoint.
-        device: Where they are made.
-
-    Returns:
-        What the algorithm gives, on that device.
-
-    Raises:
-        FedfillError: Where the checkpoint is another experiment's.
-    """
+    """The synthetic images of a finished run, those of which its picture shows the first."""
     # no client is called; like a run it computes in one thread, so that the bits are the same
     engine = LocalEngine(
         prepared.algorithm, prepared.federation, prepared.model, prepared.initial, seed=prepared.experiment.seed,

@@ -180,19 +180,7 @@ def _checked_settings(kind: type[Algorithm], experiment: Experiment) -> tuple[Al
 
 
 def divide(experiment: Experiment, *, data: Any = None, partition: Any = None) -> Federation:
-    """Load the data of an experiment, and divide it among its clients.
-
-    Args:
-        experiment: Which data, and how.
-        data: Data from Python in place of the experiment's name.
-        partition: A partitioner object in place of the experiment's words.
-
-    Returns:
-        The federation.
-
-    Raises:
-        FedfillError: Where the data can't be read or divided like this.
-    """
+    """Load the data of an experiment, and divide it among its clients."""
     keep_freed_memory()  # before those who read the data begin threads
     return federate(
         experiment.data if data is None else data,
@@ -272,18 +260,7 @@ def arrange(
 
 
 def split_settings(algorithm: type[Algorithm], values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Which settings are the algorithm's and which the model's.
-
-    Args:
-        algorithm: Its class.
-        values: By name; ``model.NAME`` is always the model's, and so is a name that only the model knows.
-
-    Returns:
-        The algorithm's and the model's.
-
-    Raises:
-        FedfillError: Where nobody knows a name.
-    """
+    """Which settings are the algorithm's and which the model's."""
     own: dict[str, Any] = {}
     models: dict[str, Any] = {}
     for name, value in values.items():

@@ -106,31 +106,13 @@ SIMULATION = _marked("simulation")
 
 
 def over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Options, and over them others that were asked for later or more precisely.
-
-    Args:
-        below: By name.
-        above: Likewise.
-
-    Returns:
-        Both, where a name stands in both the second's; and where the second asks for epochs, no mini-batches of the first.
-    """
+    """Options, and over them others that were asked for later; epochs asked for later replace mini-batches, too."""
     replaced = {"local_steps"} if "local_epochs" in above else set()
     return {**{name: value for name, value in below.items() if name not in replaced}, **above}
 
 
 def whole_numbers(seeds: Sequence[int]) -> list[int]:
-    """Seeds as whole numbers from 0.
-
-    Args:
-        seeds: As given.
-
-    Returns:
-        The same, as Python's own numbers.
-
-    Raises:
-        FedfillError: Where one is none.
-    """
+    """Seeds as whole numbers from 0."""
     for seed in seeds:
         if isinstance(seed, bool) or not isinstance(seed, Integral) or seed < 0:
             raise FedfillError(f"seed: found {seed!r}; allowed: a whole number, at least 0")

@@ -24,14 +24,7 @@ model which has learnt nothing."""
 
 
 def accuracy_by_round(records: Sequence[Mapping[str, Any]]) -> dict[int, float]:
-    """Accuracy on the test set of the rounds that were evaluated.
-
-    Args:
-        records: Of a run's rounds.
-
-    Returns:
-        Shares, by round from 1 on.
-    """
+    """Accuracy on the test set of the rounds that were evaluated."""
     return {record["round"]: record["accuracy"] for record in records if "accuracy" in record}
 
 
@@ -66,14 +59,7 @@ class Result:
 
 
 def selected(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The round that the validation splits choose: of the highest mean over clients, the first of several.
-
-    Args:
-        records: Of all rounds.
-
-    Returns:
-        ``selected_round``, and what that round has on the test data; nothing where no client has a validation split.
-    """
+    """The round that the validation splits choose: of the highest mean over clients, the first of several; none without one."""
     judged = [r for r in records if any(share is not None for share in r.get("validation_by_client", []))]
     if not judged:
         return {}
@@ -88,14 +74,7 @@ def selected(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def collapse(record: Mapping[str, Any]) -> str | None:
-    """What is wrong with a model that knows nothing of the classes: it names one alone, or is no better than that.
-
-    Args:
-        record: Of a round with an evaluation.
-
-    Returns:
-        A sentence; None where the model has learnt something, or nobody looked.
-    """
+    """What is wrong with a model that knows nothing of the classes: it names one alone, or is no better; None: nothing."""
     most, largest, accuracy = record.get("most_predicted"), record.get("largest_class"), record["accuracy"]
     helps = "try a smaller learning_rate, another optimizer or more rounds"
     if largest is None or largest >= CONSTANT:  # a test set of one class tells nothing

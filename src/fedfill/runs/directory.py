@@ -32,15 +32,7 @@ _KEY = 32
 
 @contextmanager
 def writing(path: Path, hint: str = "make room or choose another place") -> Iterator[None]:
-    """Turn a failed write below into one sentence.
-
-    Args:
-        path: What is being written.
-        hint: What the user can do.
-
-    Raises:
-        FedfillError: Where the disk is full, or the place can't be written to.
-    """
+    """Turn a failed write below `path` into one sentence, which ends with what the user can do."""
     try:
         yield
     except OSError as error:
@@ -50,17 +42,7 @@ def writing(path: Path, hint: str = "make room or choose another place") -> Iter
 def write_atomically(
     path: Path, data: bytes, hint: str = "make room or choose another place", mode: int = 0o644
 ) -> None:
-    """Write a whole file or none of it.
-
-    Args:
-        path: Its parent is created.
-        data: All of its bytes.
-        hint: What the user can do where it fails.
-        mode: Who may read it.
-
-    Raises:
-        FedfillError: Where it can't be written.
-    """
+    """Write a whole file or none of it."""
     with writing(path, hint):
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
@@ -77,19 +59,7 @@ def write_atomically(
 
 
 def noise_key(path: Path, digest: str, new: bool = True) -> bytes:
-    """A party's key for its noise in one experiment, from its own, which is made at first use; nobody else may ever read it.
-
-    Args:
-        path: Of the party's own key.
-        digest: Of the experiment.
-        new: Whether it may be made; what goes on with noise of before needs the key of before.
-
-    Returns:
-        32 bytes.
-
-    Raises:
-        FedfillError: Where the key can't be written or read, is none, or is gone.
-    """
+    """A party's key for its noise in one experiment, from its own, which is made at first use; nobody else may ever read it."""
     if new and not path.exists():
         with writing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -140,15 +110,7 @@ class RunDirectory:
         self._lock = FileLock(path / ".lock", timeout=0)
 
     def open(self, experiment: Mapping[str, Any], digest: str) -> None:
-        """Make the folder this experiment's, or make sure that it is, and keep other processes out.
-
-        Args:
-            experiment: Every setting, resolved; no value is None.
-            digest: Identifies the experiment.
-
-        Raises:
-            FedfillError: Where the folder holds something else, is in use, or can't be written.
-        """
+        """Make the folder this experiment's, or make sure that it is, and keep other processes out."""
         self.check(digest)
         with writing(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
@@ -160,14 +122,7 @@ class RunDirectory:
             self.write("experiment.toml", tomli_w.dumps({"digest": digest, **experiment}).encode())
 
     def check(self, digest: str) -> None:
-        """Make sure, and write nothing, that the folder is new, empty or this experiment's.
-
-        Args:
-            digest: Identifies the experiment.
-
-        Raises:
-            FedfillError: Where the folder holds something else.
-        """
+        """Make sure, and write nothing, that the folder is new, empty or this experiment's."""
         with writing(self.path):
             if not self.path.exists():
                 return
@@ -187,11 +142,7 @@ class RunDirectory:
             )
 
     def lock(self) -> None:
-        """Keep other processes out of the folder until `close`.
-
-        Raises:
-            FedfillError: Where another process holds it.
-        """
+        """Keep other processes out of the folder until `close`."""
         with writing(self.path):
             try:
                 self._lock.acquire()
@@ -205,17 +156,7 @@ class RunDirectory:
         self._lock.release()
 
     def read_experiment(self, setting: str = "resume") -> dict[str, Any]:
-        """The settings in ``experiment.toml``.
-
-        Args:
-            setting: What an error's sentence begins with: the command or option that named the folder.
-
-        Returns:
-            The document, with its digest.
-
-        Raises:
-            FedfillError: Where there is none, it can't be read, or it lacks the digest or the version of the program.
-        """
+        """The settings in ``experiment.toml``."""
         try:
             if not (self.path / "experiment.toml").exists():
                 raise FedfillError(f"{setting}: {self.path} holds no run (there is no experiment.toml)")
@@ -269,14 +210,7 @@ class RunDirectory:
             os.fsync(file.fileno())
 
     def rounds(self) -> list[dict[str, Any]]:
-        """The records of ``rounds.jsonl``, up to the first line that is torn or out of order.
-
-        Returns:
-            One record for each round; none where there is no such file yet.
-
-        Raises:
-            FedfillError: Where it can't be read.
-        """
+        """The records of ``rounds.jsonl``, up to the first line that is torn or out of order."""
         path = self.path / "rounds.jsonl"
         try:
             lines = path.read_text(errors="replace").splitlines() if path.exists() else []
@@ -294,17 +228,7 @@ class RunDirectory:
         return records
 
     def cut_rounds(self, done: int) -> list[dict[str, Any]]:
-        """Cut ``rounds.jsonl`` back to the rounds that a checkpoint vouches for.
-
-        Args:
-            done: Rounds in the checkpoint.
-
-        Returns:
-            Their records.
-
-        Raises:
-            FedfillError: Where records are missing.
-        """
+        """Cut ``rounds.jsonl`` back to the rounds that a checkpoint vouches for."""
         records = self.rounds()[:done]
         if len(records) < done:
             raise FedfillError(
@@ -322,14 +246,7 @@ class RunDirectory:
         self.write("checkpoint/state.safetensors", tree.to_bytes(state))
 
     def read_checkpoint(self) -> dict[str, Any] | None:
-        """The checkpoint, or None where there is none yet.
-
-        Returns:
-            What was written.
-
-        Raises:
-            FedfillError: Where it can't be read, holds a record of a class that is not there, or is damaged.
-        """
+        """The checkpoint, or None where there is none yet."""
         path = self.path / "checkpoint" / "state.safetensors"
         if not path.exists():
             return None
@@ -348,14 +265,7 @@ class RunDirectory:
         return state
 
     def summary(self) -> dict[str, Any] | None:
-        """The summary of a finished run, or None.
-
-        Returns:
-            The document.
-
-        Raises:
-            FedfillError: Where it is damaged.
-        """
+        """The summary of a finished run, or None."""
         path = self.path / "summary.json"
         if not path.exists():
             return None
@@ -369,17 +279,7 @@ class RunDirectory:
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """A TOML document.
-
-    Args:
-        path: The file.
-
-    Returns:
-        Its contents.
-
-    Raises:
-        FedfillError: Where it can't be read.
-    """
+    """A TOML document."""
     try:
         return tomllib.loads(path.read_text())
     except OSError as error:

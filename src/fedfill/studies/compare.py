@@ -99,14 +99,7 @@ class Comparison:
 
 
 def paired_difference(differences: Sequence[float]) -> Difference:
-    """Mean and 95 % confidence interval of paired differences.
-
-    Args:
-        differences: One for each seed.
-
-    Returns:
-        The mean, and t(0.975; n-1) times the standard error.
-    """
+    """Mean and 95 % confidence interval of paired differences."""
     n = len(differences)
     mean = statistics.fmean(differences)
     if n < 2:
@@ -208,15 +201,7 @@ BUDGET = (
 
 
 def unshared(prepared: Prepared, baseline: Prepared) -> list[str]:
-    """What an algorithm does not share with the baseline; clients, data and batch orders of a seed are always the same.
-
-    Args:
-        prepared: One run.
-        baseline: The baseline's of the same seed.
-
-    Returns:
-        Phrases for people, none where everything is shared.
-    """
+    """What an algorithm does not share with the baseline; clients, data and batch orders of a seed are always the same."""
     own, other = prepared.experiment.settings, baseline.experiment.settings
     budget = [f"{name}={own[name]} (not {other[name]})" for name in BUDGET if own[name] != other[name]]
     pooled = type(prepared.algorithm).pooled

@@ -53,19 +53,7 @@ def run(
 
 
 def launch(prepared: Prepared, path: Path, on_round: OnRound | None = None) -> Result:
-    """Run an experiment on the engine that it names.
-
-    Args:
-        prepared: What to run.
-        path: The run directory.
-        on_round: Called after each round.
-
-    Returns:
-        The finished run.
-
-    Raises:
-        FedfillError: Where the folder can't be used or the run fails.
-    """
+    """Run an experiment on the engine that it names."""
     if prepared.experiment.engine == "flower":
         return rehearse(prepared, path, on_round)
     return execute(prepared, path, on_round)

@@ -131,15 +131,6 @@ def read_table(folder: Path) -> TableFile:
     """What a table's folder holds in ``table.toml``.
 
     Slips are found here that would otherwise show when the first run has ended.
-
-    Args:
-        folder: Of the table.
-
-    Returns:
-        The table.
-
-    Raises:
-        FedfillError: Where the file can't be read, or the table is not sound.
     """
     table = checked(TableFile, read_toml(folder / "table.toml"), "table.toml")
     names = [row.name for row in table.rows]
@@ -158,17 +149,7 @@ _OF_CLIENT = re.compile(r"(selected_client|client):(\d+)")
 
 
 def find_table(table: str | Path) -> Path:
-    """The folder of a table.
-
-    Args:
-        table: A folder with ``table.toml``, or the name of one below ``experiments``.
-
-    Returns:
-        The folder.
-
-    Raises:
-        FedfillError: Where there is none.
-    """
+    """The folder of a table."""
     for folder in (Path(table), Path("experiments") / table):
         if (folder / "table.toml").is_file():
             return folder
@@ -182,14 +163,7 @@ def find_table(table: str | Path) -> Path:
 
 
 def write(found: Reproduction) -> None:
-    """Write ``results.json`` and the figures in ``README.md``; whatever else the README says stays.
-
-    Args:
-        found: The table with its figures.
-
-    Raises:
-        FedfillError: Where they can't be written, or the README has one of the two marks only.
-    """
+    """Write ``results.json`` and the figures in ``README.md``; whatever else the README says stays."""
     order = {row.name: k for k, row in enumerate(found.table.rows)}
     entries = sorted(found.entries, key=lambda entry: (order[entry.row], entry.seed))
     document = [
@@ -216,18 +190,7 @@ def _curves(found: Reproduction) -> dict[str, list[dict[int, float]]]:
 
 
 def frame(folder: Path, table: TableFile) -> tuple[str, str]:
-    """What the README says before the figures and behind them.
-
-    Args:
-        folder: Of the table.
-        table: For the README's first lines, where there is none yet.
-
-    Returns:
-        Both texts.
-
-    Raises:
-        FedfillError: Where the README can't be read, or does not have both marks once, in order.
-    """
+    """What the README says before the figures and behind them."""
     path = folder / "README.md"
     with writing(path):
         text = path.read_text() if path.exists() else f"# {table.title}\n\n{table.source}\n\n{BEGIN}\n{END}\n"
@@ -238,14 +201,7 @@ def frame(folder: Path, table: TableFile) -> tuple[str, str]:
 
 
 def markdown(found: Reproduction) -> str:
-    """The figures as a Markdown table.
-
-    Args:
-        found: The table with its figures.
-
-    Returns:
-        Its lines; accuracies are shares, ± is the standard deviation over seeds.
-    """
+    """The figures as a Markdown table."""
     titles = {
         name: found.table.titles.get(name, _title(name)) for name in (*found.table.figures, "accuracy", "best_accuracy")
     }
@@ -331,17 +287,7 @@ def _spread(runs: Sequence[Entry], figure: str) -> str:
 
 
 def read_entries(folder: Path) -> list[Entry]:
-    """The runs that ``results.json`` holds, of the present settings or not.
-
-    Args:
-        folder: Of the table.
-
-    Returns:
-        All of them; none where there is no such file.
-
-    Raises:
-        FedfillError: Where the file is damaged.
-    """
+    """The runs that ``results.json`` holds, of the present settings or not."""
     path = folder / "results.json"
     if not path.exists():
         return []

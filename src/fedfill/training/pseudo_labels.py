@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -65,38 +64,6 @@ def compact(labels: Tensor, classes: int) -> Tensor | None:
     return labels.to(torch.int8 if classes <= 128 else torch.int16) if bool((labels >= 0).any()) else None
 
 
-@dataclass(frozen=True)
-class Labelling:
-    """How far pseudo-labels reach, and how good they are.
-
-    Attributes:
-        share: Of the samples that have a label, in 0..1; 0 where there are no samples.
-        counts: Labelled samples of each class.
-        accuracy: Of the labels that were given; None where none was, or where the true labels aren't known.
-    """
-
-    share: float
-    counts: list[int]
-    accuracy: float | None
-
-
-def labelling(labels: Tensor, classes: int, truth: Tensor | None = None) -> Labelling:
-    """Measures of pseudo-labels.
-
-    Args:
-        labels: As `pseudo_labels` gives them, ``[n]`` int64.
-        classes: Number of classes.
-        truth: True labels, ``[n]`` int64.
-
-    Returns:
-        Share, counts by class and accuracy.
-    """
-    known = labels >= 0
-    given = labels[known]  # [m]
-    hits = None if truth is None or not len(given) else float((given == truth[known]).double().mean())
-    return Labelling(len(given) / max(1, len(labels)), torch.bincount(given, minlength=classes).tolist(), hits)
-
-
 def labelling_notes(labels: Tensor, owners: Tensor, classes: int) -> dict[str, Any]:
     """How far the pseudo-labels of a pool reach, for a round's record.
 
@@ -108,6 +75,10 @@ def labelling_notes(labels: Tensor, owners: Tensor, classes: int) -> dict[str, A
     Returns:
         The share with a label, and their counts by class, of all and by owner.
     """
-    found = labelling(labels, classes)
-    by_owner = {str(i): labelling(labels[owners == i], classes).counts for i in torch.unique(owners).tolist()}
-    return {"labelled": found.share, "labelled_by_class": found.counts, "labelled_by_owner": by_owner}
+
+    def counts(given: Tensor) -> list[int]:
+        return torch.bincount(given[given >= 0], minlength=classes).tolist()
+
+    found = counts(labels)
+    by_owner = {str(i): counts(labels[owners == i]) for i in torch.unique(owners).tolist()}
+    return {"labelled": sum(found) / max(1, len(labels)), "labelled_by_class": found, "labelled_by_owner": by_owner}

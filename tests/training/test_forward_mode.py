@@ -5,14 +5,14 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.autograd.functional import jvp
+from torch.autograd import functional
 
 from fedfill.algorithms.fedmix import FedMix
 from fedfill.data.samples import Batch
 from fedfill.models.layers import output_of
 from fedfill.models.networks import ModelSettings, build
-from fedfill.training import tangents
-from fedfill.training.tangents import is_plain, scores_and_tangent
+from fedfill.training import forward_mode
+from fedfill.training.forward_mode import is_plain, jvp
 
 STREAM = torch.Generator().manual_seed(0)
 X = torch.randn(6, 1, 12, 12, generator=STREAM).double()
@@ -36,8 +36,8 @@ def network(name: str) -> nn.Module:
 def test_it_is_torchs_derivative(name):
     model = network(name)
     assert is_plain(model)
-    found = scores_and_tangent(model, X, DIRECTION)
-    scores, tangent = jvp(model, X, DIRECTION.expand_as(X))
+    found = jvp(model, X, DIRECTION)
+    scores, tangent = functional.jvp(model, X, DIRECTION.expand_as(X))
     torch.testing.assert_close(found, (scores, tangent), rtol=1e-9, atol=1e-12)
     assert tangent.abs().min() > 1e-6
 
@@ -61,15 +61,15 @@ def test_overlapping_pools_strides_and_every_rule():
         nn.Conv2d(3, 6, 2, groups=3, dilation=2), nn.ReLU(), nn.Flatten(), nn.Linear(24, 8), nn.Identity(), nn.Sigmoid(),
         nn.Linear(8, 5),
     ).double()  # fmt: skip
-    assert {type(layer) for layer in model} == set(tangents.RULES)
-    found = scores_and_tangent(model, X, DIRECTION)
-    torch.testing.assert_close(found, jvp(model, X, DIRECTION.expand_as(X)), rtol=1e-9, atol=1e-12)
+    assert {type(layer) for layer in model} == set(forward_mode.RULES)
+    found = jvp(model, X, DIRECTION)
+    torch.testing.assert_close(found, functional.jvp(model, X, DIRECTION.expand_as(X)), rtol=1e-9, atol=1e-12)
 
 
 def test_hooks_of_others_see_one_pass():
     model = network("cnn2")
     with output_of(model.encoder) as seen:
-        scores_and_tangent(model, X, DIRECTION)
+        jvp(model, X, DIRECTION)
     assert len(seen) == 1
     assert not any(layer._forward_hooks for layer in model.modules())
 
@@ -121,7 +121,7 @@ def test_networks_that_compute_between_their_layers_take_the_other_way(between):
     torch.manual_seed(0)
     model = Between(between).double()
     assert not is_plain(model)
-    scores, tangent = jvp(model, 0.7 * X, DIRECTION.expand_as(X))
+    scores, tangent = functional.jvp(model, 0.7 * X, DIRECTION.expand_as(X))
     slope = scores.softmax(1) - nn.functional.one_hot(BATCH.labels, 5)
     loss = FedMix(mix=0.3)
     with_term, without = (loss.mixed_loss(model, BATCH, d, TARGET).item() for d in (DIRECTION, 0 * DIRECTION))

@@ -57,7 +57,7 @@ CHAINS = {nn.Sequential, Classifier, Encoder}
 
 
 def is_plain(model: nn.Module) -> bool:
-    """Whether `scores_and_tangent` knows all that a network computes.
+    """Whether `jvp` knows all that a network computes.
 
     Args:
         model: Any.
@@ -76,7 +76,7 @@ def is_plain(model: nn.Module) -> bool:
     )
 
 
-def scores_and_tangent(model: nn.Module, x: Tensor, direction: Tensor) -> tuple[Tensor, Tensor]:
+def jvp(model: nn.Module, x: Tensor, direction: Tensor) -> tuple[Tensor, Tensor]:
     """Scores, and their derivative when every input moves in one direction; both keep their graphs to the parameters.
 
     The model is called as usual, and a hook behind each layer carries the tangent along.
