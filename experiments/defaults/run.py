@@ -22,7 +22,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     **{name: {} for name in ("naivemix", "fedmix", "fedbn", "pfedavg", "partialfed", "fraug", "feddpms", "fedvae")},
     **{name: {} for name in ("fedzdac", "fedzdas", "local", "central")},
     **{name: {"labelled_per_client": 50} for name in ("fixmatch", "mixup", "semifl")},
-    **{name: GANS for name in ("sdafl", "sdafl-ac", "feddpgan")},
+    **dict.fromkeys(("sdafl", "sdafl-ac", "feddpgan"), GANS),
 }
 
 
@@ -40,7 +40,7 @@ def main() -> None:
                 summary = result.summary
                 own = summary.get("mean_client_accuracy")
                 found[key] = [summary["accuracy"], own, summary["seconds"]]
-            except Exception as error:  # noqa: BLE001 - what a newcomer meets is the result
+            except Exception as error:
                 found[key] = f"{type(error).__name__}: {str(error).splitlines()[0]}"
             place.write_text(json.dumps(found, indent=1) + "\n")
             print(key, found[key], flush=True)

@@ -141,6 +141,11 @@ def to(tree: Tree, device: torch.device | str) -> Tree:
     return map_tensors(tree, lambda tensor: tensor.detach().to(device))
 
 
+def zeros_like(weights: Weights) -> Weights:
+    """Zeros under the same names, of the same shapes, types and devices."""
+    return {name: torch.zeros_like(tensor) for name, tensor in weights.items()}
+
+
 def is_finite(tree: Tree) -> bool:
     """Whether every floating-point number in the tree is finite.
 

@@ -1,7 +1,6 @@
 """FedDPMS: Chen and Vikalo, "Federated Learning in Non-IID Settings Aided by Differentially Private Synthetic Data", CVPRW 2023.
 
-The order here is the paper's: algorithm 1 (`round`), preliminary training (section 3.3.1), algorithm 2 (`secondary`), DPMS
-(equations 1 and 2: `fedfill.synthesis.noisy_means`). ``docs/algorithms/feddpms.md`` has every choice where the paper is silent.
+In the paper's order. Equations 1 and 2: `fedfill.synthesis.noisy_means`. Every choice: ``docs/algorithms/feddpms.md``.
 """
 
 from __future__ import annotations
@@ -243,8 +242,8 @@ class FedDPMS(NoisyMeans, VAEOptions, Composable):
         shared, tried = self.dpms(client, message.weights, done.trained) if message.share else (None, [])
         if not message.share:
             client.release("acceptance", FOLLOWS)
-        benefited = state.synthetic is not None
-        return done.reply(SecondaryReply, benefited=benefited, shared=shared, acceptance=[*made, *tried])
+        benefited, acceptance = state.synthetic is not None, [*made, *tried]
+        return done.reply(SecondaryReply, benefited=benefited, shared=shared, acceptance=acceptance)
 
     def loss(self, model: nn.Module, batch: Batch, context: Context) -> Tensor:
         """l1 alone: the cross-entropy of the secondary phase."""
@@ -263,8 +262,7 @@ class FedDPMS(NoisyMeans, VAEOptions, Composable):
     def dpms(self, client: Client, received: Weights, local: Weights) -> tuple[Shared | None, list[list[int]]]:
         """Noisy latent means of the n most abundant classes, by the received or the local encoder; rows of the filter."""
         data, counts = client.data, client.data.counts(client.classes)
-        ranked = sorted(range(client.classes), key=lambda c: (-counts[c], c))
-        classes = [c for c in ranked if counts[c]][: self.n_classes]
+        classes = sorted((c for c, n in enumerate(counts) if n), key=lambda c: (-counts[c], c))[: self.n_classes]
         model = client.model({**local, **part(received if self.encoder == "global" else local, "encoder")})
         latent = latent_size(model, data)
         if self.mechanism == "prior":

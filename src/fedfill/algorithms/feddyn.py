@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal
 
-import torch
 from pydantic import Field
 
 from fedfill.algorithms import Start
@@ -14,7 +13,7 @@ from fedfill.models.views import trainable
 from fedfill.protocol.server import Server
 from fedfill.training.fit import Loss
 from fedfill.training.losses import inner_product, squared_distance
-from fedfill.tree import Tree, Weights
+from fedfill.tree import Tree, Weights, zeros_like
 
 
 class FedDyn(FedAvg):
@@ -51,7 +50,7 @@ class FedDyn(FedAvg):
     def up(self, start: Start, trained: Weights, steps: int) -> None:
         """g_i - alpha (w_i - w_t), which is the new gradient where the local problem was solved; nothing is sent."""
         parameters = start.parameters()
-        before = start.client.state.gradient or {name: torch.zeros_like(w) for name, w in parameters.items()}
+        before = start.client.state.gradient or zeros_like(parameters)
         start.client.state.gradient = {
             name: before[name] - self.dyn_alpha * (trained[name] - w) for name, w in parameters.items()
         }
@@ -60,7 +59,7 @@ class FedDyn(FedAvg):
         """H - alpha/N sum (w_i - w_t), and mean(w_i) - h/alpha; buffers are averaged."""
         parameters = trainable(server.model(weights), weights)
         share, alpha = len(replies) / server.clients, self.dyn_alpha
-        before = server.state.h or {name: torch.zeros_like(w) for name, w in parameters.items()}
+        before = server.state.h or zeros_like(parameters)
         h = {name: before[name] - alpha * share * (mean[name] - w) for name, w in parameters.items()}
         server.state.h = h
         return {**mean, **{name: mean[name] - h[name] / alpha for name in h}}

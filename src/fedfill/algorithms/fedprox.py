@@ -21,6 +21,5 @@ class FedProx(FedAvg):
 
     def objective(self, start: Start, loss: Loss) -> Loss:
         """F_i(w) + mu/2 ||w - w_t||^2 over the parameters (equation 2)."""
-        return lambda model, batch, context: (
-            loss(model, batch, context) + self.mu / 2 * squared_distance(model, start.weights)
-        )
+        half = self.mu / 2
+        return lambda model, batch, context: loss(model, batch, context) + half * squared_distance(model, start.weights)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-import torch
 from pydantic import Field
 
 from fedfill.algorithms import Composable, Start
@@ -14,7 +13,7 @@ from fedfill.models.views import trainable
 from fedfill.protocol.server import Server
 from fedfill.training.fit import Loss, OptimizerName
 from fedfill.training.losses import inner_product
-from fedfill.tree import Tree, Weights
+from fedfill.tree import Tree, Weights, zeros_like
 
 
 class Scaffold(FedAvg):
@@ -25,9 +24,7 @@ class Scaffold(FedAvg):
 
     name = "scaffold"
     paper: ClassVar = {"": {"learning_rate": 0.05}}
-    unfair = (
-        "its control variates are read off plain gradient steps; give the others optimizer=sgd and its learning_rate"
-    )
+    unfair = "control variates are read off plain gradient steps; give the others optimizer=sgd and its learning_rate"
 
     optimizer: OptimizerName = "sgd"
     """Of the local training: sgd, since the control variates are read off its steps."""
@@ -61,12 +58,12 @@ class Scaffold(FedAvg):
     def down(self, server: Server) -> Weights:
         """The server's c."""
         weights = server.state.weights
-        return server.state.control or _zeros(trainable(server.model(weights), weights))
+        return server.state.control or zeros_like(trainable(server.model(weights), weights))
 
     def objective(self, start: Start, loss: Loss) -> Loss:
         """A term whose gradient is c - c_i: the step becomes w - lr (g - c_i + c) (algorithm 1, line 10)."""
         control = start.control or {}
-        own = start.client.state.control or _zeros(control)
+        own = start.client.state.control or zeros_like(control)
         correction = {name: control[name] - own[name] for name in control}
         return lambda model, batch, context: loss(model, batch, context) + inner_product(model, correction)
 
@@ -74,8 +71,8 @@ class Scaffold(FedAvg):
         """c_i+ - c_i with c_i+ = c_i - c + (w_t - w_i) / (K lr), K the steps that were made (line 12, option II)."""
         control = start.control or {}
         if not steps:
-            return _zeros(control)
-        own = start.client.state.control or _zeros(control)
+            return zeros_like(control)
+        own = start.client.state.control or zeros_like(control)
         moved = steps * start.training.learning_rate
         change = {name: (start.weights[name] - trained[name]) / moved - control[name] for name in control}
         start.client.state.control = {name: own[name] + change[name] for name in control}
@@ -84,9 +81,5 @@ class Scaffold(FedAvg):
     def absorb(self, server: Server, mean: Weights, replies: int) -> None:
         """C + |S|/N mean(c_i+ - c_i) (line 17)."""
         share = replies / server.clients
-        before = server.state.control or _zeros(mean)
+        before = server.state.control or zeros_like(mean)
         server.state.control = {name: before[name] + share * mean[name] for name in mean}
-
-
-def _zeros(weights: Weights) -> Weights:
-    return {name: torch.zeros_like(tensor) for name, tensor in weights.items()}

@@ -1,7 +1,4 @@
-"""SDA-FL: Li et al., "Federated Learning with GAN-based Data Synthesis for Non-IID Clients", 2022.
-
-Each client trains a GAN and uploads images; the server labels them with their owner's newest model; all train on mixtures.
-"""
+"""SDA-FL: Li et al., "Federated Learning with GAN-based Data Synthesis for Non-IID Clients", 2022."""
 
 from __future__ import annotations
 
@@ -81,11 +78,7 @@ class Aided(Broadcast):
 
 @dataclass(frozen=True)
 class AidedUpdate(Update):
-    """Client to server: the trained model and the number of real samples behind it.
-
-    Attributes:
-        model: The trained model as it is, where the server labels with it and the aggregation sends something else.
-    """
+    """Client to server: what the aggregation takes, and the model as trained where the server labels with it."""
 
     declared: ClassVar = {**Update.declared, "model": unbounded("model as trained")}
 
@@ -251,8 +244,9 @@ class SDAFL(GANOptions, FedAvg):
             return
         labelled = server.state.pool[known]
         training = replace(self.training(t), steps=self.server_steps)
-        loss = self.aided(labelled, None)
-        server.state.weights = server.fit(server.state.weights, loss, training, data=labelled).weights
+        server.state.weights = server.fit(
+            server.state.weights, self.aided(labelled, None), training, data=labelled
+        ).weights
 
     @client_handler
     def train_aided(self, client: Client, message: Aided) -> AidedUpdate:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.func import grad, vmap
 
-from fedfill.tree import Weights
+from fedfill.tree import Weights, zeros_like
 
 
 def poisson_sample(n: int, probability: float, generator: torch.Generator) -> Tensor:
@@ -38,7 +38,7 @@ def clipped_sum(loss: Callable[..., Tensor], weights: Weights, batch: tuple[Tens
         Tensors of the shapes of `weights`; zeros for an empty batch.
     """
     if not len(batch[0]):
-        return {name: torch.zeros_like(w) for name, w in weights.items()}
+        return zeros_like(weights)
     each = vmap(grad(loss), in_dims=(None, *(0 for _ in batch)), randomness="error")(
         weights, *batch
     )  # [b, ...] by name
