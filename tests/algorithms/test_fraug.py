@@ -1,49 +1,26 @@
-"""FRAug: what each of its three kinds of steps may move, what travels, its schedules, its switches, and its traps."""
+"""FRAug: losses, steps and rounds, by hand and by identities."""
 
 import math
 from dataclasses import fields
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from tests.helpers import CLASSES, bars, run_rounds, scripted
+from tests.algorithms.fraug_world import INPUTS, LABELS, QUICK, WIDE, update_of
+from tests.helpers import CLASSES, run_rounds, scripted
 from torch import Tensor, nn
 
-import fedfill
 from fedfill import tree
 from fedfill.algorithms import fraug
 from fedfill.algorithms.fedbn import FedBN
-from fedfill.algorithms.fraug import FRAug, Private, Shared, SharedUpdate, _LocalUpdate
-from fedfill.data.samples import normalise
-from fedfill.errors import FedfillError
+from fedfill.algorithms.fraug import FRAug, Shared, SharedUpdate, _LocalUpdate
 from fedfill.models.networks import ModelSettings, build
 from fedfill.models.views import normalisation, weights_of
-from fedfill.protocol.client import Client, State
+from fedfill.protocol.client import State
 from fedfill.streams import torch_stream
 from fedfill.synthesis import embeddings
-from fedfill.synthesis.embeddings import distance, initial
+from fedfill.synthesis.embeddings import distance
 from fedfill.tree import Weights
-
-WIDE = {"width": "wide"}  # with batch norm; embeddings of size 16
-QUICK = {"batch_size": 8, "local_steps": 2, "learning_rate": 0.05}
-INPUTS, LABELS = normalise(bars(8, [0, 1], 0).inputs), bars(8, [0, 1], 0).labels
-
-
-def update_of(
-    *, synthetic: float = 0.5, residual: float = 1.0, kept: Private | None = None, **settings: Any
-) -> _LocalUpdate:
-    """The local update of a client that exists in a test alone, at its first iteration."""
-    model = build("cnn2", (1, 8, 8), CLASSES, ModelSettings(**WIDE), seed=0)
-    given = {"batch_size": 8, "optimizer": "sgd", "learning_rate": 0.1, **settings}
-    algorithm = FRAug(**given).resolved(rounds=300, model=model, inputs=INPUTS[:1])
-    client = Client(
-        id=0, round=0, data=bars(8, [0, 1], 0), classes=CLASSES, state=State({"own": None, "private": kept}),
-        initial=weights_of(model), seed=0, resident=lambda weights: model,
-    )  # fmt: skip
-    generator = initial(algorithm.makers(model, CLASSES)[0], torch_stream(0, "generator"))
-    message = Shared({}, generator, residual, synthetic)
-    return _LocalUpdate(algorithm, client, model, algorithm.networks(client, model, generator), message)
 
 
 def moved(before: Weights, after: Weights, part: str) -> Weights:
@@ -79,9 +56,6 @@ def losses_of(update: _LocalUpdate, monkeypatch: pytest.MonkeyPatch) -> list[tup
     found: list[tuple[nn.Module, float]] = []
     monkeypatch.setattr(update, "step", lambda which, loss, module: found.append((module, loss.item())))
     return found
-
-
-# Losses
 
 
 @pytest.mark.parametrize(
@@ -154,9 +128,6 @@ def test_each_step_size_is_its_own_networks(rate: str):
     assert stayed == {name: name == rate for name in nets}
 
 
-# What may move
-
-
 @pytest.mark.parametrize("share", [0.2, 0.5])
 def test_synthetic_embeddings_leave_the_extractors_gradient_alone(share: float):
     real = update_of(synthetic=0.0)
@@ -202,9 +173,6 @@ def test_parameters_that_are_frozen_stay():
     after = weights_of(update.model)
     assert torch.equal(after["encoder.trunk.0.weight"], before["encoder.trunk.0.weight"])
     assert not torch.equal(after["encoder.trunk.3.weight"], before["encoder.trunk.3.weight"])
-
-
-# Prototypes and labels
 
 
 def test_prototypes_of_classes_that_were_not_seen_never_train_the_head():
@@ -297,9 +265,6 @@ def test_noise():
     assert update_of(embedding_latent=3).latent(2).shape == (2, 3)
 
 
-# Schedules
-
-
 def test_schedules_keep_their_bounds():
     algorithm = FRAug()
     residual = [algorithm.residual_weight(t, 300) for t in range(300)]
@@ -315,9 +280,6 @@ def test_schedules_keep_their_bounds():
     assert {constant.synthetic_weight(t, 300) for t in (0, 299)} == {0.3}
     digits = FRAug(**FRAug.presets["digits-domains"])
     assert {digits.synthetic_weight(t, 300) for t in range(300)} == {0.5}
-
-
-# Messages
 
 
 def test_what_travels_by_the_bytes():
@@ -374,9 +336,6 @@ def test_a_round_by_hand():
         assert float(engine.sent[-1][3].generator["layers.0.bias"][0]) == pytest.approx(mean)
 
 
-# Identities
-
-
 def test_without_synthetic_embeddings_it_is_fedbn():
     """With SGD and the same momentum; FRAug's momenta outlast a round, so that a second round agrees without momentum alone."""
     for rounds, momentum, same in ((1, 0.5, True), (3, 0.0, True), (2, 0.5, False)):
@@ -393,42 +352,6 @@ def test_without_synthetic_embeddings_it_is_fedbn():
                 own = bare.client_states[i]["own"]
                 assert all(torch.allclose(own[n], t, atol=1e-6) for n, t in plain.client_states[i]["own"].items())
         assert bare.costs.train_samples == plain.costs.train_samples
-
-
-def test_switches():
-    both, real, prototypes, none = (
-        run_rounds(FRAug(**QUICK, on_real=a, on_prototypes=b), rounds=2, model=WIDE).state.weights
-        for a, b in ((True, True), (True, False), (False, True), (False, False))
-    )
-    assert len({tree.sha256(weights) for weights in (both, real, prototypes, none)}) == 4
-    off = run_rounds(FRAug(**QUICK, synthetic_limit=0.0), rounds=2, model=WIDE).state.weights
-    assert all(torch.equal(none[n], tensor) for n, tensor in off.items())  # the whole weight is the real loss's then
-
-
-def test_without_the_transformation_the_generators_embeddings_are_used_as_they_are():
-    update = update_of(personalised=False)
-    before = weights_of(update.rtnet)
-    for _ in range(2):
-        update.classification(INPUTS, LABELS)
-        update.generation(INPUTS, LABELS)
-    assert all(torch.equal(t, before[n]) for n, t in weights_of(update.rtnet).items())
-    with torch.no_grad():
-        update.generator.eval()
-        state = update.stream.get_state()
-        found = update.embeddings(torch.full((8, 16), 1e6), LABELS, 0.1)
-        update.stream.set_state(state)
-        alone = update.generator(torch.randn(8, 8, generator=update.stream), LABELS)
-    assert torch.equal(found[0][0], alone)
-    assert max(float(made.max()) for made, _ in found) < 100
-
-
-@pytest.mark.parametrize(("every", "steps"), [(1, 5), (2, 3), (5, 1), (9, 1)])
-def test_generator_every(every: int, steps: int):
-    settings = {**QUICK, "local_steps": 5, "generator_every": every}
-    server = run_rounds(FRAug(**settings), rounds=1, model=WIDE)
-    assert int(server.state.generator["layers.1.num_batches_tracked"]) == steps
-    counted = {int(s["private"].rtnet["layers.1.num_batches_tracked"]) for s in server.client_states.values()}
-    assert counted == {2 * steps}  # on real embeddings and on prototypes
 
 
 @pytest.mark.parametrize("kind", ["mmd", "mmd_per_class", "mean_cov", "l2"])
@@ -474,159 +397,3 @@ def test_squared_differences_are_to_the_prototype_of_the_same_class():
     far = torch.full((3, 2), 1e6)  # the client's own embeddings, of whatever classes, play no part
     assert float(update.apart(g, wanted, far, wanted)) == pytest.approx((1 + 0 + 0 + 9) / 4)
     assert float(update.apart(g[2:], wanted[2:], far, wanted)) == 0  # a class that was not seen has no prototype
-
-
-# Runs
-
-
-def test_same_bits_on_one_and_two_workers():
-    one, two = (
-        run_rounds(FRAug(**QUICK, generator_norm="local"), rounds=3, model=WIDE, workers=n, participation=0.75)
-        for n in (1, 2)
-    )
-    for name in ("weights", "generator"):
-        assert tree.sha256(getattr(one.state, name)) == tree.sha256(getattr(two.state, name))
-    for i, state in one.client_states.items():
-        assert tree.sha256(state["private"].rtnet) == tree.sha256(two.client_states[i]["private"].rtnet)
-    assert one.client_states.keys() == two.client_states.keys()
-
-
-def test_clients_learn_their_classes_and_torchs_generator_stays():
-    torch.manual_seed(4)
-    before = torch.get_rng_state()
-    server = run_rounds(
-        FRAug(**{**QUICK, "local_steps": 5}), rounds=8, model={**WIDE, "latent_activation": "relu"}, workers=1
-    )
-    assert torch.equal(torch.get_rng_state(), before)
-    assert min(server.evaluation.accuracy_by_client) > 0.9
-
-
-def test_a_network_without_normalisation_is_shared_whole(tmp_path: Path):
-    fedfill.run("fraug", clients=2, rounds=2, data_fraction=0.1, local_steps=2, model="cnn2", out=tmp_path)
-    kept = tree.from_bytes((tmp_path / "checkpoint" / "state.safetensors").read_bytes())["clients"]
-    assert [state["own"] for state in kept.values()] == [{}, {}]
-    assert all(bool(state["private"].seen.any()) for state in kept.values())
-
-
-class Particular(nn.Module):
-    """That takes images alone, and has a part that nothing uses."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.encoder = nn.Sequential(Shares(), nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8))
-        self.classifier = nn.Linear(8, 10)
-        self.unused = nn.Linear(3, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.classifier(self.encoder(x))
-
-
-class Shares(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        if float(x.abs().max()) > 1:
-            raise IndexError("no image")
-        return x
-
-
-def test_the_model_is_tried_on_what_samples_may_be(tmp_path: Path):
-    given = Particular()
-    fedfill.run("fraug", model=given, clients=2, rounds=1, data_fraction=0.1, local_steps=1, out=tmp_path)
-    before = weights_of(given)
-    FRAug().resolved(rounds=1, model=given, inputs=torch.zeros(1, 1, 8, 8, dtype=torch.uint8))
-    assert given.training
-    assert all(torch.equal(tensor, before[name]) for name, tensor in weights_of(given).items())
-
-
-class Deep(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.encoder = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8))
-        self.classifier = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 10))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.classifier(self.encoder(x))
-
-
-class Between(nn.Module):
-    """With a layer that the two parts leave out."""
-
-    def __init__(self, zero: bool = False) -> None:
-        super().__init__()
-        self.encoder = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8))
-        self.neck = nn.Linear(8, 8)
-        self.classifier = nn.Linear(8, 10)
-        if zero:  # all scores are 0 at first, with the neck and without
-            nn.init.zeros_(self.classifier.weight)
-            nn.init.zeros_(self.classifier.bias)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.classifier(self.neck(self.encoder(x)))
-
-
-class Twice(nn.Module):
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        return x, x
-
-
-class Pair(nn.Module):
-    """Whose encoder makes more than embeddings."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.encoder = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), Twice())
-        self.classifier = nn.Linear(8, 10)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.classifier(self.encoder(x)[0])
-
-
-class Tokens(nn.Module):
-    """Whose pooling is no part of its encoder."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.encoder = nn.Sequential(nn.Flatten(), nn.Linear(64, 24), nn.BatchNorm1d(24), nn.Unflatten(1, (3, 8)))
-        self.classifier = nn.Linear(8, 10)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.classifier(self.encoder(x).mean(1))
-
-
-class Flat(nn.Module):
-    """Whose forward changes the samples before the encoder sees them."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.encoder = nn.Sequential(nn.Linear(64, 8), nn.BatchNorm1d(8))
-        self.classifier = nn.Linear(8, 10)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.classifier(self.encoder(x.flatten(1)))
-
-
-@pytest.mark.parametrize(
-    ("given", "sentence"),
-    [
-        ({"model": Flat()}, "and Flat or its encoder does not take x (RuntimeError)"),
-        ({"model": Deep()}, "needs a linear head named classifier on an encoder, and Deep has a Sequential there"),
-        ({"model": "cnn2bn", "projection": 5}, "and Classifier has a projection before it"),
-        ({"model": nn.Sequential(nn.Flatten(), nn.Linear(64, 10))}, "Sequential has no 'encoder'"),
-        ({"model": Between()}, "and Between makes other scores than its classifier on its encoder"),
-        ({"model": Between(zero=True)}, "and Between makes other scores than its classifier on its encoder"),
-        ({"model": Pair()}, "and Pair makes a tuple of them; allowed: embeddings of shape [samples, 8]"),
-        ({"model": Tokens()}, "and Tokens makes embeddings of shape [1, 3, 8]"),
-        (
-            {"model": "cnn2bn", "embedding_latent": 10**12},
-            "embedding_latent: found 1000000000000; allowed: at most 65536",
-        ),
-        ({"model": "cnn2bn", "local": "fedprox"}, "local: found fedprox with fraug"),
-        ({"model": "cnn2bn", "aggregation": "fednova"}, "aggregation: found fednova with fraug"),
-        ({"model": "cnn2bn", "residual_schedule": "constant", "residual_gamma": 0.1}, "residual_gamma: found 0.1 with"),
-        ({"model": "cnn2bn", "synthetic_limit": 2}, "synthetic_limit: found 2; allowed: at most 1"),
-    ],
-)
-def test_what_is_refused(given: dict, sentence: str):
-    with pytest.raises(FedfillError) as refusal:
-        fedfill.run("fraug", clients=3, rounds=1, data_fraction=0.2, **given)
-    assert sentence in str(refusal.value)
-    assert "\n" not in str(refusal.value)
