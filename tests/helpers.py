@@ -1,7 +1,8 @@
 """Small worlds for tests: four clients with images that a small network learns, and a server whose clients are scripted."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -26,9 +27,14 @@ from fedfill.tree import Weights
 CLASSES = 4
 
 
-def refused(setting: str, kind: type[Exception] = FedfillError) -> "pytest.RaisesExc[Exception]":
-    """Expects the error about one setting, whatever its sentence says further: wording is not what tests hold."""
-    return pytest.raises(kind, match=rf"^{re.escape(setting)}\b")
+@contextmanager
+def refused(
+    setting: str, *facts: object, kind: type[Exception] = FedfillError
+) -> "Iterator[pytest.ExceptionInfo[Exception]]":
+    """Expects the error about one setting that names some facts; its wording is not what tests hold."""
+    with pytest.raises(kind, match=rf"^{re.escape(setting)}(?!\w)") as caught:
+        yield caught
+    assert [fact for fact in facts if str(fact) not in str(caught.value)] == [], str(caught.value)
 
 
 TINY_GAN = {

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from tests.helpers import refused
 
 from fedfill.deployment import commands, keys, processes, warden
 from fedfill.deployment.processes import LocalFederation, local_federation
@@ -123,7 +124,7 @@ def test_a_federation_runs_an_app_and_leaves_nothing_running(
         monkeypatch.setattr(processes, "_free_port", lambda: next(ports, None) or free())
         with local_federation(folder, [{"name": 'Ann\'s "node" = 0'}, {"name": "Bo"}]) as federation:
             assert len(running(folder)) >= 7, "a warden, a SuperLink, two SuperNodes, and a SuperExec for all three"
-            with pytest.raises(FedfillError, match=r"folder: a federation runs in .*; stop it or choose"):
+            with refused("folder", "a federation runs in"):
                 local_federation(folder, []).__enter__()
             run = federation.submit(app, {"out": str(tmp_path / "the names")})
             assert finish(federation, run) == ("finished:completed", "")
@@ -133,7 +134,7 @@ def test_a_federation_runs_an_app_and_leaves_nothing_running(
             status, details = finish(federation, run)
             assert status == "finished:failed"
             assert "no roll call today" in details
-            with pytest.raises(FedfillError, match=r"engine: 'flwr run' failed: .*pyproject\.toml"):
+            with refused("engine", "flwr run", "pyproject.toml"):
                 federation.submit(tmp_path)
     assert not running(folder)
     assert not list(folder.glob("*.pid"))
@@ -169,13 +170,13 @@ def test_faults_are_told_and_everything_is_stopped(tmp_path: Path, app: Path) ->
             assert (tmp_path / "names").read_text() == "Cy\nDi"
             federation.kill_node(0)
             federation.kill_node(1)
-            with pytest.raises(FedfillError, match="engine: every SuperNode of the Flower federation was killed"):
+            with refused("engine", "every SuperNode"):
                 federation.check()
             os.killpg(federation.superlink.pid, signal.SIGKILL)
             federation.superlink.wait()
             federation.check()
 
-    with pytest.raises(FedfillError, match=r"engine: the SuperLink .* ended with status -9: .*; see .*superlink\.log"):
+    with refused("engine", "SuperLink", "-9", "superlink.log"):
         lose_everything()
     assert not running(folder)
 
@@ -208,7 +209,7 @@ def test_what_is_left_behind_is_stopped_by_the_next_federation_in_the_folder(tmp
 def test_a_superlink_that_cannot_start_is_reported_with_its_last_words(tmp_path: Path) -> None:
     keys.make_certificate(tmp_path)
     (tmp_path / "server.crt").write_text("not a certificate")
-    with pytest.raises(FedfillError, match=r"engine: the SuperLink .* ended .*; see .*superlink\.log"):
+    with refused("engine", "SuperLink", "superlink.log"):
         local_federation(tmp_path, []).__enter__()
     assert not running(tmp_path)
 

@@ -8,6 +8,7 @@ import sys
 
 import numpy as np
 import pytest
+from tests.helpers import refused
 
 import fedfill
 from fedfill.engines import NAMES, require
@@ -21,7 +22,7 @@ def test_every_engine_of_the_list_can_be_had(name: str) -> None:
 
 
 def test_an_unknown_engine() -> None:
-    with pytest.raises(FedfillError, match=r"^engine: unknown name 'rey'; did you mean 'ray'\?$"):
+    with refused("engine", "rey", "ray"):
         fedfill.run("fedavg", engine="rey")
 
 
@@ -52,9 +53,7 @@ def test_without_the_extras_everything_else_works() -> None:
 
 
 def test_more_replies_than_clients_in_a_round_can_not_be_needed() -> None:
-    with pytest.raises(
-        FedfillError, match=r"^min_replies: found 6; allowed: at most the clients in a round, which are 5"
-    ):
+    with refused("min_replies", "6", "5"):
         fedfill.run("fedavg", clients=10, participation=0.5, min_replies=6)
 
 
@@ -62,14 +61,12 @@ def test_the_clients_in_a_round_may_follow_from_the_data() -> None:
     data = {str(k): (np.zeros((10, 8, 8), np.uint8), np.arange(10) % 2) for k in range(6)}
     options = {"data": data, "partition": "domain", "model": "auto", "participation": 0.5}
     assert len(arrange("fedavg", **options, min_replies=3).federation.clients) == 6
-    with pytest.raises(
-        FedfillError, match=r"^min_replies: found 4; allowed: at most the clients in a round, which are 3$"
-    ):
+    with refused("min_replies", "4", "3"):
         arrange("fedavg", **options, min_replies=4)
 
 
 def test_what_changes_no_result_can_be_changed_at_a_resume(tmp_path) -> None:
     fedfill.run("fedavg", rounds=1, local_steps=1, out=tmp_path)
-    with pytest.raises(FedfillError, match=r"^resume: 'rounds' can't be changed; allowed: .*min_replies"):
+    with refused("resume", "rounds", "min_replies"):
         fedfill.resume(tmp_path, rounds=3)
     assert fedfill.resume(tmp_path, min_replies=2, reply_timeout=60).was_finished

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from tests.experiment.world import PLAIN, Net, lines
+from tests.helpers import refused
 from torch import nn
 
 import fedfill
@@ -111,7 +112,7 @@ FEW: dict[str, Any] = {"clients": 3, "rounds": 1, "data_fraction": 0.2, "labelle
 
 @pytest.mark.parametrize("algorithm", ["fedavg", "mixup"])
 def test_where_all_lose_their_replies_to_batch_norm_the_run_ends_with_a_sentence(algorithm: str) -> None:
-    with pytest.raises(FedfillError, match=r"^min_replies: .* \(batch norm can't be trained on one sample, but"):
+    with refused("min_replies", "batch norm"):
         fedfill.run(algorithm, **FEW, local_steps=1)
 
 

@@ -9,6 +9,7 @@ import pytest
 from dp_accounting import pld
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.helpers import refused
 
 from fedfill.errors import FedfillError
 from fedfill.privacy import accountant
@@ -372,7 +373,7 @@ def test_rare_samples_and_little_noise_are_not_rounded_up(
 
 @pytest.mark.parametrize("target", [0.0, -1.0, math.inf, math.nan])
 def test_a_wrong_target_is_one_sentence(target: float) -> None:
-    with pytest.raises(FedfillError, match=r"^target_epsilon: found"):
+    with refused("target_epsilon"):
         accountant.sampled_noise(target, 0.1, 10, DELTA)
     with pytest.raises(FedfillError, match="delta is"):
         accountant.sampled_noise(1.0, 0.1, 10, 0.0)
