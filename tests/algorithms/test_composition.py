@@ -10,12 +10,13 @@ from torch import Tensor
 
 import fedfill
 from fedfill.algorithms import Update, find, known_algorithms, parse_variant
+from fedfill.algorithms._base import _registry
 from fedfill.algorithms.fedavg import FedAvg
 from fedfill.algorithms.feddpms import FedDPMS
 from fedfill.algorithms.fedmix import FedMix
 from fedfill.algorithms.fedprox import FedProx
 from fedfill.algorithms.fedvae import FedVAE
-from fedfill.errors import FedfillError, checked
+from fedfill.errors import ContractError, FedfillError, checked
 from fedfill.experiment.settings import Experiment
 from fedfill.models.networks import Encoder
 
@@ -369,3 +370,21 @@ def test_a_run_that_is_stopped_goes_on_with_the_same_bits(name: str, tmp_path: P
     again = fedfill.resume(tmp_path / "stopped")
     assert again.resumed_after == 2
     assert again.summary["weights_sha256"] == whole.summary["weights_sha256"]
+
+
+def test_two_parts_that_keep_the_same_name_are_refused() -> None:
+    class KeepsControl(FedAvg):
+        """Keeps what SCAFFOLD keeps."""
+
+        name = "keeps-control"
+
+        def client_state(self) -> dict[str, Any]:
+            return {**super().client_state(), "control": 1}
+
+    try:
+        with pytest.raises(ContractError, match=r"keeps-control.*scaffold.*'control'"):
+            KeepsControl(local="scaffold", optimizer="sgd").resolved(
+                rounds=1, model=torch.nn.Linear(2, 2), inputs=torch.zeros(1, 2)
+            )
+    finally:
+        _registry.pop("keeps-control")

@@ -95,3 +95,32 @@ def test_it_exchanges_like_naivemix():
     assert costs[0].legs == costs[1].legs
     means = 5 * (64 + 4) * 4  # five groups of eight, each an image and four shares
     assert costs[0].legs["share_means"] == [0, 4 * means]
+
+
+def test_a_floor_holds_each_sample_at_zero_and_leaves_those_above():
+    """Two samples: one whose loss falls far below zero, one whose loss stays above."""
+    mix, model = 0.1, nn.Linear(2, 2, bias=False).double()
+    x, labels = torch.tensor([[1.0, 0.0], [1.0, 0.0]]).double(), torch.tensor([0, 1])
+    mean, target = torch.tensor([0.0, 1.0]).double(), torch.tensor([0.5, 0.5]).double()
+    with torch.no_grad():
+        model.weight.copy_(torch.tensor([[0.0, 100.0], [0.0, 0.0]]))
+    batch = Batch(x, labels, torch.arange(2))
+    below = math.log(2) - (1 - mix) * mix * 100 / 2  # of label 0, whose score the mean raises
+    above = math.log(2) + (1 - mix) * mix * 100 / 2
+    assert below < 0
+    assert FedMix(mix=mix).mixed_loss(model, batch, mean, target).item() == pytest.approx((below + above) / 2)
+    floored = FedMix(mix=mix, floor=True).mixed_loss(model, batch, mean, target)
+    assert floored.item() == pytest.approx(above / 2)
+    (slope,) = torch.autograd.grad(floored, model.weight)
+    alone = FedMix(mix=mix).mixed_loss(model, Batch(x[1:], labels[1:], torch.arange(1)), mean, target)
+    torch.testing.assert_close(slope, torch.autograd.grad(alone, model.weight)[0] / 2)
+
+
+@pytest.mark.parametrize(
+    ("settings", "warned"), [({}, True), ({"floor": True}, False), ({"first_order": False}, False)]
+)
+def test_a_loss_without_a_floor_is_told(settings: dict[str, bool], warned: bool):
+    """With a large step the first-order term is followed down in the first rounds."""
+    server = run_rounds(FedMix(local_epochs=6, learning_rate=0.05, mix=0.5, group_size=8, **settings), rounds=2)
+    told = [text for note in server.history for text in note["warnings"] if "below zero" in text]
+    assert bool(told) == warned

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from tests.algorithms.fraug_world import INPUTS, LABELS, QUICK, WIDE, update_of
-from tests.helpers import CLASSES, run_rounds, scripted
+from tests.helpers import CLASSES, Run, run_rounds, scripted
 from torch import Tensor, nn
 
 from fedfill import tree
@@ -397,3 +397,21 @@ def test_squared_differences_are_to_the_prototype_of_the_same_class():
     far = torch.full((3, 2), 1e6)  # the client's own embeddings, of whatever classes, play no part
     assert float(update.apart(g, wanted, far, wanted)) == pytest.approx((1 + 0 + 0 + 9) / 4)
     assert float(update.apart(g[2:], wanted[2:], far, wanted)) == 0  # a class that was not seen has no prototype
+
+
+@pytest.mark.parametrize(("uses", "moves"), [({}, True), ({"on_real": False, "on_prototypes": False}, False)])
+def test_a_generator_that_nothing_uses_is_not_trained(uses: dict[str, bool], moves: bool) -> None:
+    run = Run(FRAug(**QUICK, **uses), WIDE, workers=1, participation=1.0, rounds=2)
+    before = {}
+    for t in range(2):
+        run.server.begin(t)
+        run.algorithm.round(run.server, t)
+        before = before or dict(run.server.state.generator)
+    after = run.server.state.generator
+    learnt = [name for name in after if not torch.equal(after[name], before[name])]
+    assert bool(learnt) == moves
+
+
+def test_it_has_the_budget_of_all_others() -> None:
+    assert FRAug().training(0) == FedBN().training(0)
+    assert FRAug(optimizer="adam").optimizer == "adam"

@@ -11,6 +11,7 @@ from fedfill.algorithms.fedavg import FedAvg
 from fedfill.algorithms.partialfed import PartialFed, layers_of
 from fedfill.data.samples import Batch, normalise
 from fedfill.errors import FedfillError
+from fedfill.models.networks import ModelSettings, build
 from fedfill.models.views import weights_of
 from fedfill.protocol.client import Client, State
 from fedfill.streams import torch_stream
@@ -225,3 +226,10 @@ def test_slips():
             FedfillError, match=f"^aggregation: found {name} with partialfed, whose clients begin elsewhere"
         ):
             fedfill.run("partialfed", aggregation=name, clients=3, rounds=1)
+
+
+def test_what_is_learnt_can_t_be_kept_too() -> None:
+    with refused("keep", "norm", "adaptive"):
+        PartialFed(strategy="adaptive", keep="norm").resolved(
+            rounds=1, model=build("cnn2bn", (1, 8, 8), 3, ModelSettings(), seed=0), inputs=torch.zeros(1, 1, 8, 8)
+        )

@@ -2,6 +2,8 @@
 
 import math
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -78,3 +80,14 @@ def test_a_client_with_a_larger_loss_moves_the_model_more():
 def test_a_q_beyond_all_numbers_is_named(tmp_path):
     with refused("q", "1000"):
         fedfill.run("qffl", q=1000, rounds=1, clients=3, local_epochs=1, data_fraction=0.2, out=tmp_path)
+
+
+@pytest.mark.parametrize("settings", [{"optimizer": "adam"}, {"optimizer": "sgd", "momentum": 0.9}])
+@pytest.mark.parametrize("name", ["qffl", "fedprox"])
+def test_only_plain_gradient_steps_are_measured(name: str, settings: dict[str, Any], tmp_path: Path) -> None:
+    options = {"data": "digits", "clients": 2, "rounds": 1, "local_epochs": 1, "data_fraction": 0.2, **settings}
+    given = options if name == "qffl" else {**options, "aggregation": "qffl"}
+    with refused("optimizer", "qffl", "q=0"):
+        fedfill.run(name, out=tmp_path / "refused", **given)
+    free = {**options, "q": 0} if name == "qffl" else {**options, "aggregation": "qffl:q=0"}
+    fedfill.run(name, out=tmp_path / "free", **free)

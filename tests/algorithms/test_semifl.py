@@ -302,3 +302,9 @@ def test_what_makes_no_sense_stays_out_of_the_pool(bad: Samples):
     assert server.state.pool.labels.tolist() == [*GOOD.labels.tolist(), *GOOD.labels.tolist()]
     assert server.warnings == ["the server's pool is without the labelled samples of client 1"]
     assert {loss["reason"] for loss in server.lost if loss["client"] == 1} == {"its samples are none of this task"}
+
+
+def test_a_lone_sample_under_batch_norm_is_one_sentence(tmp_path: Path) -> None:
+    options = {"data": "digits", "model": "cnn2bn", "clients": 2, "labelled_per_client": 10, "rounds": 1}
+    with refused("batch_size", "1"):
+        fedfill.run("semifl", batch_size=1, out=tmp_path, **options)

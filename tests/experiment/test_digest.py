@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,13 @@ from torch import nn
 
 import fedfill
 from fedfill.algorithms.fedavg import FedAvg
+from fedfill.algorithms.fedbn import FedBN
 from fedfill.data.division import federate
 from fedfill.errors import FedfillError
-from fedfill.experiment.prepare import Prepared
+from fedfill.experiment.digest import _programs
+from fedfill.experiment.prepare import Prepared, arrange
 from fedfill.experiment.settings import Experiment
+from fedfill.models.networks import ModelSettings
 
 
 def test_a_setting_that_is_none_leaves_an_experiment_what_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,3 +135,67 @@ def test_an_algorithm_without_a_name_of_its_own_is_refused(tmp_path: Path) -> No
 
         class Thief(FedAvg):
             name = "fedavg"
+
+
+WORDS: dict[str, Any] = {"data": "digits", "partition": "dirichlet:0.5", "clients": 4, "rounds": 2, "seed": 0}
+
+
+def test_a_default_that_does_not_apply_to_a_network_moves_no_digest(monkeypatch: pytest.MonkeyPatch) -> None:
+    def digests() -> dict[str, str]:
+        return {
+            model: arrange("fedavg", **{**WORDS, "model": model}).digest for model in ("mlp", "cnn2fc-small", "cnn2")
+        }
+
+    before = digests()
+    monkeypatch.setattr(ModelSettings.model_fields["latent_activation"], "default", "relu")
+    ModelSettings.model_rebuild(force=True)
+    try:
+        after = digests()
+    finally:
+        monkeypatch.undo()
+        ModelSettings.model_rebuild(force=True)
+    assert {model for model in before if before[model] != after[model]} == {"cnn2"}
+
+
+def test_the_papers_preset_is_the_same_experiment_as_its_settings() -> None:
+    def of(**options: Any) -> str:
+        return arrange("fedbn", **{**WORDS, "model": "cnn2bn", **options}).digest
+
+    own = FedBN.paper[""]
+    explicit = {"learning_rate": 0.01, "optimizer": "sgd", "lr_decay": 1.0, "batch_size": 32}
+    assert {name: own[name] for name in explicit} == explicit
+    assert of(preset="paper", local_epochs=1) == of(**{**own, "local_epochs": 1})
+    assert of(preset="paper") != of()
+    assert of(preset="paper", learning_rate=0.5) == of(**{**own, "learning_rate": 0.5})
+
+
+PROGRAM = '''
+from fedfill.algorithms.fedavg import FedAvg
+
+
+class Mine(FedAvg):
+    """{doc}"""
+
+    name = "mine-{name}"
+
+    def combine(self, server, weights, mean, replies):
+        {comment}
+        return {{k: {value} for k, v in mean.items()}}
+'''
+
+
+def test_comments_docstrings_and_layout_of_ones_own_class_move_no_digest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def of(name: str, doc: str, comment: str, value: str) -> list[str]:
+        (tmp_path / f"own_{name}.py").write_text(PROGRAM.format(name=name, doc=doc, comment=comment, value=value))
+        return _programs(importlib.import_module(f"own_{name}").Mine)
+
+    def functions(found: list[str]) -> list[str]:
+        return [line for line in found if "combine" in line]
+
+    first = functions(of("first", "One.", "pass", "v"))
+    assert first == functions(of("second", "Two.", "pass  # nothing to do", "(v)"))
+    assert first != functions(of("third", "One.", "pass", "-v"))

@@ -13,7 +13,8 @@ import fedfill
 from fedfill import tree
 from fedfill.engines.local import LocalEngine
 from fedfill.errors import DivergedError
-from fedfill.experiment.summary import selected
+from fedfill.experiment import summary
+from fedfill.experiment.summary import collapse, selected
 from fedfill.training.evaluation import Evaluation
 
 
@@ -149,3 +150,33 @@ def test_clients_without_validation_samples_have_no_say() -> None:
     assert (found["selected_accuracy"], found["selected_accuracy_by_client"]) == (0.1, [None, 0.2])
     assert (found["selected_mean_client_accuracy"], found["selected_validation"]) == (0.2, 0.7)
     assert selected([{"round": 1, "validation_by_client": [None]}]) == {}
+
+
+@pytest.mark.parametrize(
+    ("most", "largest", "accuracy", "named"),
+    [
+        (0.98, 0.3, 0.3, True),  # one class for all
+        (0.979, 0.3, 0.5, False),
+        (0.5, 0.3, 0.309, True),  # no better than the largest class
+        (0.5, 0.3, 0.291, True),  # nor worse
+        (0.5, 0.3, 0.32, False),
+        (1.0, 0.99, 0.99, False),  # a test set of one class tells nothing
+        (None, None, 0.1, False),  # nobody looked
+    ],
+)
+def test_a_model_that_learnt_nothing_is_named(
+    most: float | None, largest: float | None, accuracy: float, named: bool
+) -> None:
+    found = collapse({"most_predicted": most, "largest_class": largest, "accuracy": accuracy})
+    assert (found is not None) == named
+    if found is not None:
+        assert "learning_rate" in found  # what to do
+
+
+def test_a_run_that_learnt_nothing_says_so_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    learnt = fedfill.run("fedavg", **TINY, out=tmp_path / "learnt")
+    assert not [text for text in learnt.summary["warnings"] if "largest class" in text]
+    monkeypatch.setattr(summary, "AT_CHANCE", 1.0)  # every accuracy is as good as the largest class
+    still = fedfill.run("fedavg", **TINY, out=tmp_path / "still")
+    (warning,) = [text for text in still.summary["warnings"] if "largest class" in text]
+    assert warning.startswith(f"round {TINY['rounds']}: ")

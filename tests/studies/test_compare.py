@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -361,3 +362,26 @@ def test_epochs_of_one_row_win_over_the_mini_batches_of_all(tmp_path: Path) -> N
     recorded = [file.read_text() for file in sorted(tmp_path.glob("*/experiment.toml"))]
     assert ['\nlocal_steps = "none"\n' in text for text in recorded] == [True, False]
     assert "\nlocal_steps = 3\n" in recorded[1]
+
+
+def test_auto_is_one_network_that_all_can_use(tmp_path: Path) -> None:
+    found = compare(["fedavg", "fedbn"], out=tmp_path / "both", **{**ONE, "model": "auto"})
+    settings = [
+        tomllib.loads((tmp_path / "both" / f"{name}-seed0" / "experiment.toml").read_text())
+        for name in ("fedavg", "fedbn")
+    ]
+    assert [s["model_settings"]["width"] for s in settings] == ["wide", "wide"]
+    assert not [note for note in found.notes if "network" in note]
+    alone = compare(["fedavg", "fedprox"], out=tmp_path / "plain", **{**ONE, "model": "auto"})
+    assert [note for note in alone.notes if "network" in note] == []
+    assert (
+        tomllib.loads((tmp_path / "plain" / "fedavg-seed0" / "experiment.toml").read_text())["model_settings"]["width"]
+        == "paper"
+    )
+
+
+def test_what_a_method_must_have_otherwise_is_said_with_what_would_be_fair(tmp_path: Path) -> None:
+    found = compare(["fedavg", "scaffold"], out=tmp_path, **ONE)
+    (note,) = [note for note in found.notes if note.startswith("scaffold: another local budget")]
+    assert "optimizer=sgd" in note
+    assert "control variates" in note
