@@ -1,7 +1,7 @@
 """Small worlds for tests: four clients with images that a small network learns, and a server whose clients are scripted."""
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -21,6 +21,7 @@ from fedfill.protocol.client import Client, State
 from fedfill.protocol.messages import Answers, Average, Message, Outcome, releases_of
 from fedfill.protocol.server import Server
 from fedfill.streams import numpy_stream
+from fedfill.training.aggregation import Mean, mean_of
 from fedfill.training.fit import LocalTraining, Resident
 from fedfill.tree import Weights
 
@@ -209,3 +210,10 @@ def scripted(
     server.state = State({"weights": weights})
     server.begin(0)
     return server, engine
+
+
+def weighted_mean(updates: Iterable[tuple[Weights, float]]) -> Weights:
+    """The weighted mean of the clients' tensors (McMahan et al. 2017, algorithm 1), taken in the order given."""
+    total = mean_of(Mean(weights, float(weight), float(weight)) for weights, weight in updates)
+    assert total is not None
+    return total.tensors

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.helpers import bars, refused, run_rounds, scripted, small_federation
+from tests.helpers import bars, refused, run_rounds, scripted, small_federation, weighted_mean
 from torch import nn
 
 import fedfill
@@ -18,7 +18,6 @@ from fedfill.errors import FedfillError, checked
 from fedfill.models.networks import ModelSettings, build
 from fedfill.protocol.client import Client, State
 from fedfill.streams import numpy_stream
-from fedfill.training.aggregation import weighted_mean
 from fedfill.training.fit import Context, Fit, Fitted
 from fedfill.training.mixup import draw_lambda
 from fedfill.training.pseudo_labels import predicted

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.helpers import weighted_mean
 from tests.protocol.world import (
     ALL,
     Ask,
@@ -29,7 +30,6 @@ from fedfill.errors import ContractError, FedfillError
 from fedfill.models.views import weights_of
 from fedfill.protocol.client import Client, client_handler
 from fedfill.protocol.messages import Message
-from fedfill.training.aggregation import weighted_mean
 
 
 @pytest.mark.parametrize("handler", [P.write, P.write_and_fail])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -59,10 +58,10 @@ class Mean(Record):
             ValueError: Where names or shapes differ.
         """
         if other.tensors.keys() != self.tensors.keys():
-            raise ValueError("weighted_mean needs updates with the same names")
+            raise ValueError("a mean needs updates with the same names")
         for name, tensor in self.tensors.items():
             if tensor.shape != other.tensors[name].shape:
-                raise ValueError(f"weighted_mean needs updates with the same shapes, and those of '{name}' differ")
+                raise ValueError(f"a mean needs updates with the same shapes, and those of '{name}' differ")
         if not other.weight:
             return
         if not self.owned:
@@ -87,22 +86,3 @@ def mean_of(means: Iterable[Mean]) -> Mean | None:
         else:
             total.add(mean)
     return total
-
-
-def weighted_mean(updates: Iterable[tuple[Weights, float]]) -> Weights:
-    """The weighted mean of the clients' tensors (McMahan et al. 2017, algorithm 1), taken in the order given.
-
-    Args:
-        updates: Pairs of tensors by name and a weight >= 0, at least one of them positive; callers pass client order.
-
-    Returns:
-        New tensors under the same names; see `Mean` for those that hold integers.
-
-    Raises:
-        ValueError: Where there is no update, a weight is negative or not finite or all are zero, or names or shapes differ.
-    """
-    means = [Mean(weights, float(weight), float(weight)) for weights, weight in updates]
-    total = mean_of(means) if all(mean.weight >= 0 for mean in means) else None
-    if total is None or not 0 < total.weight < math.inf:
-        raise ValueError("weighted_mean needs at least one update, weights >= 0 and a positive sum")
-    return total.tensors if total.owned else {name: tensor.clone() for name, tensor in total.tensors.items()}
