@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from tests.algorithms.feddpms_world import CPU, QUICK, network, samples_of, share, without_decoder
+from tests.algorithms.feddpms_world import CPU, QUICK, client_with, network, samples_of, share, without_decoder
 from tests.helpers import CLASSES, run_rounds
 
 from fedfill.algorithms.feddpms import FedDPMS, Secondary, Shared
@@ -40,16 +40,6 @@ def filtered(monkeypatch):
     return asked
 
 
-def test_single_release_adds_the_noise_that_it_is_charged_for(monkeypatch):
-    means = torch.tensor([[0.0], [3.0]]).expand(2, 4000)
-    monkeypatch.setattr("fedfill.algorithms.feddpms.class_means", lambda *_: means)
-    algorithm = FedDPMS(mechanism="single_release", release_sigma=0.5, latent_bound="sigmoid", n_classes=2)
-    shared, client = share(algorithm, [20, 20])
-    assert shared.codes.std(1).tolist() == pytest.approx([0.5, 0.5], abs=0.03)
-    assert shared.codes.mean(1).tolist() == pytest.approx([0, 3], abs=0.04)
-    assert client.releases["shared.codes"].mu == pytest.approx(math.sqrt(4000) / 20 / 0.5)
-
-
 @pytest.mark.parametrize(("mechanism", "seed"), [("public_filter", 1), ("paper", 2)])
 def test_the_public_filter_judges_by_the_received_model_and_the_papers_by_the_clients_own(mechanism, seed, filtered):
     """A filter that knew the client's own model would tell of its data what no noise hides."""
@@ -76,17 +66,23 @@ def test_means_come_from_the_encoder_that_was_asked_for(encoder, seed, monkeypat
     assert all(torch.equal(used[name], tensor) for name, tensor in part(without_decoder(seed), "encoder").items())
 
 
+@pytest.mark.parametrize(("bound", "longest"), [("auto", 2.0), ("none", 1000.0)])
+def test_codes_longer_than_the_bound_are_clipped(bound, longest, filtered, monkeypatch):
+    """Half the root of l = 16 at the most, in a network that bounds nothing itself."""
+    net = network(0)
+    algorithm = FedDPMS(latent_bound=bound, n_classes=2).resolved(rounds=5, model=net, inputs=samples_of([1]).inputs)
+    client = client_with([4, 4])
+    own = without_decoder(1)
+    monkeypatch.setattr(net.encoder, "forward", lambda x: torch.full((len(x), 16), 250.0))
+    monkeypatch.setattr(client, "_resident", lambda weights: net)
+    algorithm.dpms(client, own, own)
+    assert [asked["centre"].norm().item() for asked in filtered] == pytest.approx([longest, longest])
+
+
 def test_the_rarest_of_the_shared_classes_is_charged(filtered):
     _, client = share(FedDPMS(alpha=5, sigma=1.0, latent_bound="sigmoid", n_classes=2), [30, 10])
     # l = 16: one record moves the mean of 10 codes by 0.4, that of 30 by a third of it
     assert client.releases["shared.codes"].conditional_mu == pytest.approx(math.sqrt(5) * 0.4)
-
-
-def test_noise_in_multiples_of_the_sensitivity_is_that_of_each_class(filtered):
-    algorithm = FedDPMS(alpha=5, sigma=2.0, noise="sensitivity", latent_bound="sigmoid", n_classes=2)
-    _, client = share(algorithm, [40, 20])
-    assert [asked["std"] for asked in filtered] == pytest.approx([2 * 4 / 40, 2 * 4 / 20])  # l = 16
-    assert client.releases["shared.codes"].conditional_mu == pytest.approx(math.sqrt(5) / 2)
 
 
 def test_noise_on_the_means_comes_from_the_hosts_own_key():
@@ -121,28 +117,6 @@ def test_a_recipient_makes_only_the_classes_that_it_asked_for():
         algorithm = FedDPMS(only_scarce=only_scarce, n_classes=2, local_epochs=1, batch_size=8)
         _, left = serve(algorithm, "secondary_client", message, [4, 4])
         assert left["synthetic"].labels.tolist() == labels
-
-
-@pytest.mark.parametrize(
-    ("mechanism", "bound", "centre", "std"),
-    [
-        ("single_release", "sigmoid", [0.25, 3.0], 1.6),
-        ("prior", "sigmoid", [0.5, 0.5], 2.0),
-        ("prior", "none", [0.0, 0.0], 2.0),
-    ],
-)
-def test_a_recipient_draws_around_the_one_mean_or_the_prior_with_the_noise_that_is_left(
-    mechanism, bound, centre, std, filtered
-):
-    algorithm = FedDPMS(mechanism=mechanism, sigma=2.0, release_sigma=1.2, latent_bound=bound)
-    codes = torch.tensor([[0.25, 3.0]])[: mechanism == "single_release"]
-    model = torch.nn.Module()
-    model.decoder = torch.nn.Unflatten(1, (1, 1, 2))
-    images, _ = algorithm.synthesise(model, [Shared([3], [len(codes)], codes)], torch.Generator())
-    (asked,) = filtered
-    assert asked["centre"].tolist() == centre
-    assert asked["std"] == pytest.approx(std)
-    assert images.labels.tolist() == [3]
 
 
 def ledger_entry(server, name):
@@ -190,11 +164,14 @@ def test_prior_sends_no_means():
     assert ledger_entry(server, "codes")["epsilon"] == 0
 
 
-def test_sensitivity_noise_scales_with_the_class_size():
-    algorithm = FedDPMS(latent_bound="sigmoid", noise="sensitivity")
-    assert algorithm.sensitivity(latent=16, count=20) == pytest.approx(4 / 20)
-    assert FedDPMS(latent_bound="clip", latent_clip=3.0).sensitivity(16, 20) == pytest.approx(2 * 3 / 20)
-    assert FedDPMS(latent_bound="none").sensitivity(16, 20) == math.inf
+@pytest.mark.parametrize(("clip", "length"), [(None, 2.0), (3.0, 3.0)])
+def test_codes_of_no_bounded_activation_are_clipped_and_accounted_for(clip, length):
+    # l = 16: half the root of it, the farthest that a sigmoid's codes lie from their centre
+    algorithm = FedDPMS(**QUICK, preliminary_rounds=2, mechanism="single_release", latent_clip=clip)
+    stated = algorithm.resolved(rounds=3, model=network(0), inputs=samples_of([1]).inputs)
+    assert (stated.latent_bound, stated.latent_clip) == ("clip", length)
+    entry = ledger_entry(run_rounds(algorithm, 3), "codes")
+    assert entry["epsilon"] == pytest.approx(epsilon(2 * length / 20, 1e-5))
 
 
 def test_without_a_bound_nothing_is_guaranteed_even_conditionally():
@@ -215,31 +192,3 @@ def test_model_updates_and_class_lists_have_no_guarantee():
         "PreliminaryReply.decoder",
     } <= open_fields
     assert account["total_epsilon"] is None
-
-
-def test_only_scarce_keeps_the_classes_that_were_asked_for():
-    shared = Shared([3, 5, 7], [2, 1, 2], torch.arange(10.0).reshape(5, 2))
-    kept = shared.only([7, 3, 1])
-    assert kept.classes == [3, 7]
-    assert kept.counts == [2, 2]
-    assert kept.codes.tolist() == [[0, 1], [2, 3], [6, 7], [8, 9]]
-    assert shared.only(range(8)).codes.tolist() == shared.codes.tolist()
-
-
-def test_codes_around_a_mean_have_the_noise_that_was_asked_for():
-    algorithm = FedDPMS(alpha=4000, sigma=2.0, mechanism="prior", latent_bound="none", max_candidates=4000)
-
-    class Yes(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.decoder = torch.nn.Unflatten(1, (1, 1, 2))
-
-        def forward(self, x):
-            return torch.tensor([[1.0, 0.0]]).expand(len(x), 2)
-
-    images, rows = algorithm.synthesise(Yes(), [Shared([0], [0], torch.empty(0, 2))], torch.Generator().manual_seed(0))
-    assert rows == [[0, 4000, 4000]]
-    assert len(images) == 4000
-    # codes are N(0, 4); the share of pixels that the decoder's clamp to [0, 1] leaves at 1 is P(N > 1/2)
-    share = (images.inputs == 255).double().mean().item()
-    assert share == pytest.approx(0.5 * math.erfc((1 - 0.5 / 255) / 2 / math.sqrt(2)), abs=0.02)

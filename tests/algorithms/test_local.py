@@ -2,12 +2,11 @@
 
 import pytest
 import torch
-from tests.helpers import run_rounds, small_federation
+from tests.helpers import refused, run_rounds, small_federation
 
 import fedfill
 from fedfill.algorithms.fedavg import FedAvg
 from fedfill.algorithms.local import Local
-from fedfill.errors import FedfillError
 
 SETTINGS = {"local_epochs": 3, "batch_size": 8, "learning_rate": 0.01}
 
@@ -56,8 +55,6 @@ def test_a_run_resumes_and_its_hash_is_of_everybodys_model(tmp_path):
 
 @pytest.mark.parametrize(("share", "clients"), [(0, 3), (0.1, 400)])
 def test_hosts_need_a_test_split_of_their_own(share, clients, tmp_path):
-    with pytest.raises(
-        FedfillError, match=f"^client_test: found {share:g}, which leaves no client a test split of its own"
-    ):
+    with refused("client_test", f"found {share:g},"):
         fedfill.run("local", engine="flower", clients=clients, partition="iid", client_test=share, out=tmp_path / "run")
     assert not (tmp_path / "run").exists()

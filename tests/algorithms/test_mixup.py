@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 import torch
-from tests.helpers import CLASSES, run_rounds, small_federation
+from tests.helpers import CLASSES, refused, run_rounds, small_federation
 from torch import nn
 
 from fedfill.algorithms.fedavg import FedAvg
 from fedfill.algorithms.mixup import Mixup
 from fedfill.data.samples import Batch, Samples, draw
-from fedfill.errors import FedfillError, checked
+from fedfill.errors import checked
 from fedfill.models.networks import ModelSettings, build
 from fedfill.streams import numpy_stream
 from fedfill.training.fit import Context, Loss
@@ -116,5 +116,5 @@ def test_it_sends_what_fedavg_sends():
 
 def test_slips():
     for setting, value in (("tau", -0.1), ("unlabelled_batch_size", -1), ("mixup_alpha", -1), ("mixup_alpha", "inf")):
-        with pytest.raises(FedfillError, match=f"{setting}: found '?{value}'?; allowed"):
+        with refused(setting, f"found {value!r};", "allowed: "):
             checked(Mixup, {setting: value})

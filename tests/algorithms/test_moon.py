@@ -6,13 +6,12 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tests.helpers import bars, run_rounds, start_of
+from tests.helpers import bars, refused, run_rounds, start_of
 from torch.nn import functional
 
 from fedfill.algorithms.fedavg import FedAvg
 from fedfill.algorithms.moon import Moon, model_contrast
 from fedfill.data.samples import Batch, normalise
-from fedfill.errors import FedfillError
 from fedfill.models.networks import ModelSettings, build
 from fedfill.models.views import weights_of
 from fedfill.training.fit import Context
@@ -165,7 +164,5 @@ def test_a_network_without_the_head_is_refused():
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return self.classifier(self.encoder(x))
 
-    with pytest.raises(
-        FedfillError, match="moon needs the parts encoder, projection, classifier, and Bare has no 'projection'"
-    ):
+    with refused("model", "encoder, projection, classifier", "Bare has no 'projection'"):
         fedfill.run("moon", model=Bare(), rounds=1, clients=4)

@@ -2,13 +2,12 @@
 
 import pytest
 import torch
-from tests.helpers import run_rounds, scripted, start_of
+from tests.helpers import refused, run_rounds, scripted, start_of
 from torch import nn
 
 from fedfill.algorithms import Update
 from fedfill.algorithms.fedavg import FedAvg
 from fedfill.algorithms.scaffold import Scaffold
-from fedfill.errors import FedfillError
 from fedfill.training.fit import LocalTraining
 
 TRAINING = LocalTraining(optimizer="sgd", learning_rate=0.5)
@@ -104,14 +103,14 @@ def test_buffers_have_no_control_variate_and_traffic_doubles():
 
 
 @pytest.mark.parametrize(
-    ("settings", "sentence"),
+    ("settings", "setting", "found"),
     [
-        ({"optimizer": "adam"}, "optimizer: found optimizer=adam with scaffold"),
-        ({"momentum": 0.9}, "and momentum=0.9 with scaffold"),
-        ({"aggregation": "fednova"}, "aggregation: found fednova with scaffold"),
-        ({"local": "fedprox"}, "local: found fedprox with scaffold, which has its own"),
+        ({"optimizer": "adam"}, "optimizer", "optimizer=adam"),
+        ({"momentum": 0.9}, "optimizer", "momentum=0.9"),
+        ({"aggregation": "fednova"}, "aggregation", "fednova"),
+        ({"local": "fedprox"}, "local", "fedprox"),
     ],
 )
-def test_combinations_that_make_no_sense(settings, sentence):
-    with pytest.raises(FedfillError, match=sentence):
+def test_combinations_that_make_no_sense(settings, setting, found):
+    with refused(setting, f"{found} with scaffold"):
         run_rounds(Scaffold(**settings), rounds=1)

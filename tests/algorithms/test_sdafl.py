@@ -17,7 +17,6 @@ from fedfill.algorithms.sdafl import SDAFL, SDAFLAC, Aided, AidedUpdate
 from fedfill.data.samples import Batch, Samples, normalise
 from fedfill.models.views import weights_of
 from fedfill.training.fit import Context
-from fedfill.training.pseudo_labels import compact
 from fedfill.tree import size
 
 
@@ -78,13 +77,6 @@ def test_the_pool_is_sent_until_a_client_was_heard_of_and_labels_in_each_round()
     assert rounds[1][0].labels.tolist() == [0] * N + [-1] * N + [2] * N
     model = 4 * (64 * CLASSES + CLASSES)
     assert [size(rounds[t][0]) for t in range(3)] == [model + 9 * 64, model + 9, model + 9]
-
-
-def test_labels_of_more_than_128_classes_travel_in_two_bytes():
-    labels = torch.tensor([200, -1])
-    assert compact(labels, 201).tolist() == [200, -1]
-    assert compact(torch.tensor([127, -1]), 128).dtype == torch.int8
-    assert compact(torch.tensor([-1, -1]), 10) is None
 
 
 def test_after_relabel_rounds_labels_stay():

@@ -14,7 +14,7 @@ import fedfill
 from fedfill.algorithms import Broadcast, semifl
 from fedfill.algorithms.semifl import Labelled, SemiFL, Trained, recomputed, statistics_of
 from fedfill.data.samples import Batch, Samples, draw, fits
-from fedfill.errors import FedfillError, checked
+from fedfill.errors import checked
 from fedfill.models.networks import ModelSettings, build
 from fedfill.protocol.client import Client, State
 from fedfill.streams import numpy_stream
@@ -242,15 +242,15 @@ def test_fedprox_with_no_weight_is_none_and_with_some_is_not():
 
 
 @pytest.mark.parametrize(
-    ("settings", "sentence"),
+    ("settings", "axis"),
     [
-        ({"aggregation": "qffl"}, "aggregation: found qffl with semifl, whose server makes a step of its own"),
-        ({"aggregation": "dpfedavg", "local": "fedprox"}, "aggregation: found dpfedavg with semifl"),
-        ({"local": "scaffold"}, "local: found scaffold with semifl, whose clients drop out of rounds"),
+        ({"aggregation": "qffl"}, "aggregation"),
+        ({"aggregation": "dpfedavg", "local": "fedprox"}, "aggregation"),
+        ({"local": "scaffold"}, "local"),
     ],
 )
-def test_what_does_not_go_with_it(settings: dict[str, str], sentence: str):
-    with pytest.raises(FedfillError, match=sentence):
+def test_what_does_not_go_with_it(settings: dict[str, str], axis: str):
+    with refused(axis, f"{settings[axis]} with semifl"):
         run_rounds(SemiFL(**settings), 1, labelled=8)
 
 
@@ -258,7 +258,7 @@ def test_slips(tmp_path: Path):
     with refused("data", "semifl", "[6]"):
         SemiFL().resolved(rounds=1, model=nn.Linear(6, 2), inputs=torch.zeros(1, 6))
     for setting, value in (("server_momentum", 1), ("server_learning_rate", 0), ("unlabelled_batch_size", 1)):
-        with pytest.raises(FedfillError, match=f"{setting}: found '?{value}'?; allowed"):
+        with refused(setting, f"found {value!r};", "allowed: "):
             checked(SemiFL, {setting: value})
     with refused("labelled_per_client"):
         fedfill.run("semifl", clients=2, rounds=1, data_fraction=0.1, out=tmp_path / "run")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +14,8 @@ from torch import Tensor, nn
 from fedfill.streams import torch_stream
 from fedfill.synthesis.embeddings import (
     EmbeddingGenerator,
+    EmbeddingOptions,
+    Embeddings,
     RTNet,
     distance,
     empty,
@@ -223,3 +226,67 @@ def test_mmd_of_large_sets_far_from_zero_is_that_of_all_differences():
     assert isinstance(kernel, Tensor)
     expected = kernel[:64, :64].mean() + kernel[64:, 64:].mean() - 2 * kernel[:64, 64:].mean()
     assert mmd(a, b).item() == pytest.approx(expected.item(), rel=1e-3)
+
+
+# One client's embeddings
+
+CLASSES, SIZE = 4, 16
+
+
+def made_by(prototypes: Tensor | None = None, seen: Tensor | None = None, **settings: Any) -> Embeddings:
+    """Those of a client with networks that were drawn for it, in evaluation mode, and by default without prototypes."""
+    options = EmbeddingOptions(**{"embedding_latent": 8, **settings})
+    latent = int(options.embedding_latent or 1)
+
+    def drawn(kind: type[nn.Module]) -> nn.Module:
+        network = kind(latent, CLASSES, SIZE)
+        network.load_state_dict(
+            initial(lambda device: kind(latent, CLASSES, SIZE, device), torch_stream(0, "networks"))
+        )
+        return network.eval()
+
+    prototypes = torch.zeros(CLASSES, SIZE) if prototypes is None else prototypes
+    seen = torch.zeros(CLASSES, dtype=torch.bool) if seen is None else seen
+    generator, rtnet = drawn(EmbeddingGenerator), drawn(RTNet)
+    return Embeddings(options, generator, rtnet, prototypes, seen, [0, 0], torch_stream(0, "embeddings"))
+
+
+@torch.no_grad()
+def test_embeddings_are_bases_with_weighted_residuals():
+    draws = torch_stream(0, "bases")
+    prototypes = torch.rand(CLASSES, SIZE, generator=draws)
+    client = made_by(prototypes, torch.ones(CLASSES, dtype=torch.bool))
+    v, labels = torch.rand(8, SIZE, generator=draws), torch.tensor([0, 1] * 4)
+    state = client.stream.get_state()
+    whole = client.embeddings(v, labels, 1.0)
+    client.stream.set_state(state)
+    part = client.embeddings(v, labels, 0.25)
+    none = client.embeddings(v, labels, 0.0)
+    client.stream.set_state(state)
+    z = torch.randn(8, 8, generator=client.stream)
+    residual = client.rtnet(client.generator(z, labels), labels)
+    assert residual.abs().max() > 0.1
+    assert [wanted.tolist() for _, wanted in whole] == [labels.tolist(), [0, 1, 2, 3] * 2]
+    assert torch.allclose(whole[0][0], v + residual)
+    assert torch.allclose(part[0][0], v + 0.25 * residual)
+    assert torch.equal(none[0][0], v)
+    assert torch.equal(none[1][0], prototypes[none[1][1]])
+
+
+@pytest.mark.parametrize("b", [2, 3, 4, 7])
+def test_balanced_labels_reach_all_classes_at_head_and_generator(b: int):
+    client = made_by()
+    met = [torch.zeros(CLASSES), torch.zeros(CLASSES)]
+    for _ in range(4):
+        for which in (0, 1):  # in turns, as in the local update
+            met[which] += torch.bincount(client.balanced(which, b), minlength=CLASSES)
+    assert all(counts.tolist() == [b] * CLASSES for counts in met)
+    assert client.rotations == [0, 0]
+
+
+def test_noise():
+    normal, uniform = made_by().latent(1000), made_by(latent_noise="uniform").latent(1000)
+    assert normal.shape == uniform.shape == (1000, 8)
+    assert normal.min() < -2
+    assert 0 <= uniform.min() < uniform.max() < 1
+    assert made_by(embedding_latent=3).latent(2).shape == (2, 3)

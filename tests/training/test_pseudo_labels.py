@@ -13,7 +13,7 @@ from torch.nn import functional
 from fedfill.data.samples import Samples, normalise
 from fedfill.models.networks import ModelSettings, build
 from fedfill.models.views import weights_of
-from fedfill.training.pseudo_labels import labelling_notes, predicted, pseudo_labels
+from fedfill.training.pseudo_labels import compact, labelling_notes, predicted, pseudo_labels
 
 HALF = math.log(3.0)  # against a score of 0: probabilities 3/4 and 1/4
 SCORES = torch.tensor([[HALF, 0.0], [0.0, HALF], [0.0, 0.0], [0.0, 9.0], [float("nan"), 0.0]])
@@ -99,3 +99,10 @@ def test_how_far_labels_reach_by_hand(
 ) -> None:
     found = labelling_notes(torch.tensor(labels, dtype=torch.int64), torch.tensor(owners, dtype=torch.int64), 3)
     assert found == {"labelled": share, "labelled_by_class": counts, "labelled_by_owner": by_owner}
+
+
+def test_labels_of_more_than_128_classes_travel_in_two_bytes() -> None:
+    labels = torch.tensor([200, -1])
+    assert compact(labels, 201).tolist() == [200, -1]
+    assert compact(torch.tensor([127, -1]), 128).dtype == torch.int8
+    assert compact(torch.tensor([-1, -1]), 10) is None
