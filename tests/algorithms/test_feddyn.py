@@ -7,6 +7,8 @@ from torch import nn
 
 from fedfill.algorithms import Update
 from fedfill.algorithms.feddyn import FedDyn
+from fedfill.experiment.prepare import arrange
+from fedfill.studies.compare import unshared
 
 
 class One(nn.Module):
@@ -61,6 +63,12 @@ def test_it_learns_and_its_local_problems_agree():
     for name, h in server.state.h.items():
         own = torch.stack([server.client_states[i]["gradient"][name] for i in range(4)])
         assert torch.allclose(own.mean(0), h, atol=1e-5)
+
+
+def test_a_comparison_has_nothing_to_say():
+    """It trains on everybody's budget."""
+    options = {"data": "digits", "clients": 4, "rounds": 1, "partition": "iid", "model": "auto", "seed": 0}
+    assert unshared(arrange("feddyn", **options), arrange("fedavg", **options)) == []
 
 
 @pytest.mark.parametrize(("axis", "name"), [("local", "fedprox"), ("aggregation", "fednova")])

@@ -1,16 +1,19 @@
 """FedMix: the Taylor term by hand, its order, and that it trains."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
-from tests.helpers import run_rounds
+from tests.helpers import run_rounds, scripted
 from torch import nn
 from torch.nn import functional
 
-from fedfill.algorithms.fedmix import FedMix
-from fedfill.algorithms.naivemix import NaiveMix
+from fedfill.algorithms.fedmix import FedMix, MixedUpdate
+from fedfill.algorithms.naivemix import Means, NaiveMix, SharedMeans
 from fedfill.data.samples import Batch
+from fedfill.protocol.client import State
+from fedfill.protocol.server import Server
 
 STREAM = torch.Generator().manual_seed(0)
 X, MEAN = torch.randn(5, 3, generator=STREAM).double(), torch.randn(3, generator=STREAM).double()
@@ -88,6 +91,79 @@ def test_its_first_order_has_no_lower_bound():
         loss = FedMix(mix=mix).mixed_loss(model, Batch(x, torch.tensor([0]), torch.arange(1)), mean, target)
         # scores of 0 at u, where the gradient in u is -1/2 of the scale
         assert loss.item() == pytest.approx(math.log(2) - (1 - mix) * mix * scale / 2)
+
+
+class Opaque(nn.Module):
+    """A network of which nothing is known: its gradient in the inputs is taken backwards."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(x)
+
+
+@pytest.mark.parametrize("opaque", [False, True])
+def test_the_floor_is_each_samples_own(opaque: bool):
+    """Of two samples one falls far below zero and is held there; the other one is as without a floor."""
+    mix, scale = 0.1, 1000.0
+    linear = nn.Linear(2, 2, bias=False).double()
+    with torch.no_grad():
+        linear.weight.copy_(torch.tensor([[0.0, scale], [0.0, 0.0]]))
+    model = Opaque(linear) if opaque else linear
+    x = torch.tensor([[1.0, 0.0], [1.0, 0.0]]).double()
+    mean, target = torch.tensor([0.0, 1.0]).double(), torch.tensor([0.5, 0.5]).double()
+    batch = Batch(x, torch.tensor([0, 1]), torch.arange(2))
+    # scores of 0 at u, where the gradient in u is -1/2 of the scale for label 0, and 1/2 of it for label 1
+    slope = (1 - mix) * mix * scale / 2
+    assert math.log(2) - slope < -40
+    plain = FedMix(mix=mix).mixed_loss(model, batch, mean, target)
+    assert plain.item() == pytest.approx(math.log(2))
+    floored = FedMix(mix=mix, floor=True).mixed_loss(model, batch, mean, target)
+    assert floored.item() == pytest.approx((math.log(2) + slope) / 2)
+    # the sample at the floor trains nothing
+    alone = FedMix(mix=mix).mixed_loss(model, Batch(x[1:], batch.labels[1:], torch.arange(1)), mean, target)
+    (found,), (expected,) = (torch.autograd.grad(loss, [linear.weight]) for loss in (floored, alone))
+    torch.testing.assert_close(found, expected / 2)
+
+
+def test_a_floor_that_nobody_reaches_changes_nothing():
+    model = smooth()
+    plain, floored = (FedMix(mix=0.2, floor=floor).mixed_loss(model, BATCH, MEAN, TARGET) for floor in (False, True))
+    assert plain.item() > 0
+    torch.testing.assert_close(floored, plain)
+
+
+def test_losses_below_zero_are_told_with_their_number():
+    server, engine = scripted(clients=3, weights={"w": torch.tensor([0.0])})
+    server.state = State(FedMix().server_state(server.state.weights))
+    shape = server.sample.inputs.shape[1:]
+    engine.script["share_means"] = lambda i, message, t: SharedMeans(Means(torch.ones(1, *shape), torch.ones(1, 4)))
+    answers = [[None, True, True], [None, None, None]]
+    engine.script["train_mixed"] = lambda i, message, t: MixedUpdate({"w": torch.ones(1)}, 10, answers[t][i])
+    for t, told in enumerate((["2 of 3"], [])):
+        server.begin(t)
+        FedMix().round(server, t)
+        assert len(server.warnings) == len(told)
+        assert all(fact in warning for fact, warning in zip(told, server.warnings, strict=True))
+
+
+@pytest.mark.parametrize(("shift", "below"), [(-50.0, 4), (0.0, 0)])
+def test_a_client_tells_that_its_loss_fell_below_zero_and_else_nothing(shift: float, below: int):
+    replies = []
+
+    class Shifted(FedMix):
+        def mixed_loss(self, model: nn.Module, batch: Batch, mean: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+            return super().mixed_loss(model, batch, mean, target) + shift
+
+        def mix_and_average(self, server: Server, t: int) -> dict[int, Any]:
+            replies.append(super().mix_and_average(server, t))
+            return replies[-1]
+
+    server = run_rounds(Shifted(local_epochs=1, group_size=8), rounds=1)
+    assert [reply.below for reply in replies[0].values()] == [True if below else None] * 4
+    assert bool(server.warnings) == bool(below)
 
 
 def test_it_exchanges_like_naivemix():

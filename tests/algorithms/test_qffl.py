@@ -69,6 +69,19 @@ def test_q_0_is_the_plain_mean():
     assert all(torch.allclose(fair[n], plain[n], atol=1e-5) for n in plain)
 
 
+@pytest.mark.parametrize(("settings", "found"), [({"optimizer": "adam"}, "adam"), ({"momentum": 0.9}, "momentum=0.9")])
+def test_steps_of_unknown_length_are_refused_unless_q_is_0(settings: dict, found: str):
+    """L stands for 1 / learning rate; with q = 0 the losses weigh nothing, and it is the plain mean all the same."""
+    settings = {"local_epochs": 1, "batch_size": 8, "optimizer": "sgd", "learning_rate": 0.01, **settings}
+    hosts = [lambda q: QFFL(**settings, q=q), lambda q: FedAvg(**settings, aggregation=f"qffl:q={q}")]
+    plain = run_rounds(FedAvg(**settings, weighting="uniform"), rounds=2).state.weights
+    for host in hosts:
+        with refused("optimizer", found, "qffl", "q=0"):
+            run_rounds(host(0.5), rounds=1)
+        fair = run_rounds(host(0.0), rounds=2).state.weights
+        assert all(torch.allclose(fair[n], plain[n], atol=1e-5) for n in plain)
+
+
 def test_a_client_with_a_larger_loss_moves_the_model_more():
     packed = {}
     for i, received in enumerate((two(0.0, 0.0), two(3.0, 0.0))):  # labels 0: the loss grows with w

@@ -8,6 +8,8 @@ from torch import nn
 from fedfill.algorithms import Update
 from fedfill.algorithms.fedavg import FedAvg
 from fedfill.algorithms.scaffold import Scaffold
+from fedfill.experiment.prepare import arrange
+from fedfill.studies.compare import unshared
 from fedfill.training.fit import LocalTraining
 
 TRAINING = LocalTraining(optimizer="sgd", learning_rate=0.5)
@@ -100,6 +102,17 @@ def test_buffers_have_no_control_variate_and_traffic_doubles():
     model = sum(t.numel() * t.element_size() for t in server.initial.values())
     control = sum(t.numel() * t.element_size() for t in server.state.control.values())
     assert server.costs.legs["train"] == [4 * (model + control), 4 * (model + control + 8)]
+
+
+def test_a_comparison_says_why_its_budget_is_another_one():
+    options = {"data": "digits", "clients": 4, "rounds": 1, "partition": "iid", "model": "auto", "seed": 0}
+    own, plain = (arrange(name, **options) for name in ("scaffold", "fedavg"))
+    (note,) = unshared(own, plain)
+    assert "optimizer=sgd (not adam)" in note
+    assert f"({Scaffold.unfair})" in note
+    assert "optimizer=sgd and its learning_rate" in Scaffold.unfair  # what would make it fair
+    fair = arrange("fedavg", **options, optimizer="sgd", learning_rate=own.algorithm.learning_rate)
+    assert unshared(own, fair) == []
 
 
 @pytest.mark.parametrize(

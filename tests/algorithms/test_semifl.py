@@ -1,6 +1,7 @@
 """SemiFL: the round, the losses and the statistics by hand, who drops out, and what the server is given."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +14,7 @@ from torch import nn
 import fedfill
 from fedfill.algorithms import Broadcast, semifl
 from fedfill.algorithms.semifl import Labelled, SemiFL, Trained, recomputed, statistics_of
+from fedfill.data.federation import Federation
 from fedfill.data.samples import Batch, Samples, draw, fits
 from fedfill.errors import checked
 from fedfill.models.networks import ModelSettings, build
@@ -252,6 +254,33 @@ def test_fedprox_with_no_weight_is_none_and_with_some_is_not():
 def test_what_does_not_go_with_it(settings: dict[str, str], axis: str):
     with refused(axis, f"{settings[axis]} with semifl"):
         run_rounds(SemiFL(**settings), 1, labelled=8)
+
+
+def lone(samples: int) -> Federation:
+    """Client 0 has so many labelled samples, the others have none, and all have some without labels."""
+    whole = small_federation()
+    clients = tuple(
+        replace(c, train=c.train[: samples if i == 0 else 0], unlabelled=c.train[20:].unlabelled())
+        for i, c in enumerate(whole.clients)
+    )
+    return replace(whole, clients=clients)
+
+
+@pytest.mark.parametrize(("samples", "batch_size", "setting"), [(1, 8, "labelled_per_client"), (20, 1, "batch_size")])
+def test_batch_norm_at_the_server_needs_two_samples(samples: int, batch_size: int, setting: str):
+    settings = {**SMALL, "batch_size": batch_size, "tau": 1.0}
+    with refused(setting, "found 1,", "at least 2", "buffers=frozen") as error:
+        run_rounds(SemiFL(**settings), 1, federation=lone(samples), model={"width": "wide"})
+    assert "\n" not in str(error.value)
+    # what the sentence allows: two of them, frozen statistics, no batch norm; and a server that does not train
+    for more, federation, width in (
+        ({"batch_size": 2}, lone(20), "wide"),
+        ({"buffers": "frozen"}, lone(samples), "wide"),
+        ({}, lone(samples), "paper"),
+        ({"server_steps": 0}, lone(samples), "wide"),
+    ):
+        server = run_rounds(SemiFL(**{**settings, **more}), 1, federation=federation, model={"width": width})
+        assert server.lost == []
 
 
 def test_slips(tmp_path: Path):
