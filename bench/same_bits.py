@@ -180,7 +180,11 @@ ADAPTABLE = {"cnn2", "cnn4"}
 
 RENAMED = {"pretrain": "pretrain_gan"}
 """Handlers that had another name when the cases were recorded."""
-IDLE = {"keep": ("strategy", "adaptive"), "residual_gamma": ("residual_schedule", "constant")}
+IDLE = {
+    "keep": ("strategy", "adaptive"),
+    "residual_gamma": ("residual_schedule", "constant"),
+    "latent_clip": ("latent_bound", "sigmoid"),
+}
 """Settings without an effect beside a word of another setting: taken in silence once, refused since."""
 
 

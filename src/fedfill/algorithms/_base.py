@@ -149,7 +149,7 @@ class Algorithm(BaseModel):
         return {}
 
     def pretraining_steps(self) -> int:
-        """Steps of `prepare` before the first round; a run that is killed goes on behind the last one that was finished."""
+        """Steps of `pretrain` before the first round; a run that is killed goes on behind the last one that was finished."""
         return 0
 
     def pretrain(self, server: Server, step: int) -> None:

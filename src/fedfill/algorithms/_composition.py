@@ -18,6 +18,7 @@ from fedfill.algorithms._base import Algorithm, find, known_algorithms, parse_va
 from fedfill.algorithms._messages import Broadcast, Contribution, Start, Update
 from fedfill.data.samples import Samples
 from fedfill.errors import ContractError, FedfillError, checked, did_you_mean
+from fedfill.models.views import weights_of
 from fedfill.protocol.client import BoundHandler, Client
 from fedfill.protocol.server import Server
 from fedfill.training.fit import Loss
@@ -35,7 +36,7 @@ def _method(given: Any, info: ValidationInfo) -> Any:
         inherited = [name for name in given.model_fields_set if name not in _own_settings(kind)]
         if inherited:
             raise FedfillError(
-                f"{axis}: {kind.name} takes no '{min(inherited)}' here, which is the host's; leave it out"
+                f"{axis}: {kind.name} takes no '{min(inherited)}' here, which the algorithm that takes it has; leave it out"
             )
         return given
     # ";" between settings where a "," would end the setting itself, as in a comparison's fedavg:local=moon:mu=1;temperature=0.2
@@ -69,7 +70,7 @@ def _check_axis(kind: type[Algorithm], axis: str) -> None:
 
 
 def _own_settings(kind: type[Algorithm]) -> list[str]:
-    return [name for name in kind.model_fields if name not in find("fedavg").model_fields]
+    return [name for name in kind.model_fields if name not in Composable.model_fields and name != "weighting"]
 
 
 def _own_axes(kind: type[Algorithm]) -> list[str]:
@@ -149,7 +150,7 @@ class Composable(Algorithm):
                 )
         for method in filter(None, (self, self.local, self.aggregation)):
             method.check_compatible(self)
-        self._check_states()
+        self._check_states(weights_of(model))
         resolved = super().resolved(rounds=rounds, model=model, inputs=inputs)
         if self.aggregation is None:
             return resolved
@@ -157,22 +158,24 @@ class Composable(Algorithm):
             update={"aggregation": self.aggregation.model_copy(update={"buffers": self.buffers})}
         )
 
-    def _check_states(self) -> None:
+    def _check_states(self, initial: Weights) -> None:
         """Refuse two parts of a composition that keep something under the same name: one would silently win."""
+        if self.local is None and self.aggregation is None:
+            return
         parts = [self.model_copy(update={"local": None, "aggregation": None}), self.local, self.aggregation]
         owners: dict[tuple[str, str], str] = {}
         for part in filter(None, parts):
-            for side, state in (("server", part.server_state({})), ("client", part.client_state())):
-                for key in state.keys() - {"weights"}:
+            for side, state in (("server", part.server_state(initial)), ("client", part.client_state())):
+                for key in state.keys() - ({"weights"} if side == "server" else set()):
                     other = owners.setdefault((side, key), part.name)
                     if other != part.name:
                         raise ContractError(f"{other} and {part.name} both keep '{key}' in {side}.state; rename one")
 
-    def check_compatible(self, host: Composable) -> None:
+    def check_compatible(self, whole: Composable) -> None:
         """Refuse to be the local objective or the aggregation of an algorithm with settings that make no sense with it.
 
         Args:
-            host: This algorithm itself, or one that composes with it.
+            whole: This algorithm itself, or one that composes with it.
 
         Raises:
             FedfillError: Where it makes no sense.
@@ -182,7 +185,7 @@ class Composable(Algorithm):
         """The global model, and what local objective and aggregation keep at the server."""
         state = super().server_state(initial)
         for method in filter(None, (self.local, self.aggregation)):
-            state |= method.server_state(initial)
+            state = {**method.server_state(initial), **state}  # the global model is this algorithm's
         return state
 
     def client_state(self) -> dict[str, Tree]:
@@ -334,8 +337,11 @@ class Composable(Algorithm):
         Returns:
             The good replies, with None in these fields unless they had to come individually, and by field what was combined; ``weights`` are the new global tensors.
         """
-        each = dict.fromkeys(cohort, messages) if isinstance(messages, Broadcast) else messages
-        weights = next(iter(each.values()), messages).weights  # type: ignore[union-attr]
+        if isinstance(messages, Broadcast):
+            weights, each = messages.weights, dict.fromkeys(cohort, messages)
+        else:
+            each = dict(messages)
+            weights = next((message.weights for message in each.values()), server.state.weights)
         if not cohort:
             combined = self.aggregation_of.combine(server, weights, weights, [])
             return {}, {"weights": combined}

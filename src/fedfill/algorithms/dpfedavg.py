@@ -40,12 +40,12 @@ class DPFedAvg(FedAvg):
     weighting: Literal["uniform"] = "uniform"
     """Clients count alike: a client with more samples would have more to hide."""
 
-    def check_compatible(self, host: Composable) -> None:
+    def check_compatible(self, whole: Composable) -> None:
         """One client may move the sum by its own clipped update alone, and not by others' updates too."""
-        super().check_compatible(host)
-        if host.exchanges:
+        super().check_compatible(whole)
+        if whole.exchanges:
             raise FedfillError(
-                f"aggregation: found {self.name} with {host.name}, where what a client shares reaches the others' updates, each of "
+                f"aggregation: found {self.name} with {whole.name}, where what a client shares reaches the others' updates, each of "
                 "which is clipped by itself, and no epsilon would hold; allowed: fednova, qffl, none"
             )
 

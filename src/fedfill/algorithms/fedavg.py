@@ -21,9 +21,9 @@ class FedAvg(Composable):
     weighting: Literal["samples", "uniform"] = "samples"
     """Weights of the average: each client's number of samples, or all equal."""
 
-    def check_compatible(self, host: Composable) -> None:
+    def check_compatible(self, whole: Composable) -> None:
         """Refuse weights that nobody would use."""
-        if self is host and self.aggregation and self.weighting != type(self).model_fields["weighting"].default:
+        if self is whole and self.aggregation and self.weighting != type(self).model_fields["weighting"].default:
             raise FedfillError(
                 f"weighting: found {self.weighting} with aggregation={self.aggregation.name}, which weighs clients by its own "
                 "rule; leave one of them out"

@@ -37,11 +37,11 @@ class QFFL(FedAvg):
     weighting: Literal["uniform"] = "uniform"
     """Clients count by their losses, and not by their samples."""
 
-    def check_compatible(self, host: Composable) -> None:
+    def check_compatible(self, whole: Composable) -> None:
         """With another optimizer L = 1 / learning rate is huge, h with it, and the model would never move."""
-        super().check_compatible(host)
-        if self.q and (host.optimizer != "sgd" or host.momentum):
-            found = f"optimizer={host.optimizer}" + (f" and momentum={host.momentum:g}" if host.momentum else "")
+        super().check_compatible(whole)
+        if self.q and (whole.optimizer != "sgd" or whole.momentum):
+            found = f"optimizer={whole.optimizer}" + (f" and momentum={whole.momentum:g}" if whole.momentum else "")
             raise FedfillError(
                 f"optimizer: found {found} with qffl, whose steps are measured in 1 / learning_rate; allowed: optimizer=sgd "
                 "and momentum=0, or q=0"

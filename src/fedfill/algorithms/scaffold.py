@@ -33,15 +33,15 @@ class Scaffold(FedAvg):
     weighting: Literal["samples", "uniform"] = "uniform"
     """Weights of the average: all equal, as in the paper, or each client's number of samples."""
 
-    def check_compatible(self, host: Composable) -> None:
+    def check_compatible(self, whole: Composable) -> None:
         """Control variates are read off plain gradient steps, and their mean belongs to the mean of the models."""
-        if host.optimizer != "sgd" or host.momentum:
-            found = f"optimizer={host.optimizer}" + (f" and momentum={host.momentum}" if host.momentum else "")
+        if whole.optimizer != "sgd" or whole.momentum:
+            found = f"optimizer={whole.optimizer}" + (f" and momentum={whole.momentum}" if whole.momentum else "")
             raise FedfillError(
                 f"optimizer: found {found} with scaffold, whose control variates are the steps divided by the learning rate; "
                 "allowed: optimizer=sgd and momentum=0"
             )
-        if (aggregation := host.aggregation_of).aggregates:
+        if (aggregation := whole.aggregation_of).aggregates:
             raise FedfillError(
                 f"aggregation: found {aggregation.name} with scaffold, whose control variates assume the plain mean of the "
                 "local models; allowed: none"

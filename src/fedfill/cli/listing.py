@@ -68,9 +68,12 @@ def settings_of(algorithm: str | None) -> list[tuple[str, str, str]]:
         for name, info in fields.items():
             words = words_of(info.annotation)
             default = "none" if info.default is None else str(info.default).lower()
-            for data, preset in kind.presets.items() if not prefix else ():
-                if preset.get(name, info.default) != info.default:
-                    default += f"; {data}: {str(preset[name]).lower()}"
+            for data, preset in (
+                *kind.presets.items(),
+                *((f"paper {data}".strip(), own) for data, own in kind.paper.items()),
+            ):
+                if preset.get(f"{prefix}{name}", info.default) != info.default:
+                    default += f"; {data}: {str(preset[f'{prefix}{name}']).lower()}"
             meaning = (info.description or "") + (f" [{', '.join(words)}]" if words else "")
             rows.append((f"{prefix}{name}", default, meaning))
     return rows

@@ -150,6 +150,11 @@ def _merged(
             document.pop(key, None)
         checked(Experiment, {"algorithm": "", **document}, "config")
         own, models = document.pop("settings", {}), document.pop("model_settings", {})
+        for key in own:
+            if key in places:
+                raise FedfillError(
+                    f"config: '{key}' in [settings] stands above it, beside 'algorithm', and not among the settings"
+                )
         options = {**document, **own, **{f"model.{key}": value for key, value in models.items()}}
     options |= {name: given[name] for name in Experiment.model_fields if given.get(name) is not None}
     options |= {name: str(value) for name, value in options.items() if isinstance(value, Path)}

@@ -155,8 +155,10 @@ def print_comparison(comparison: Comparison) -> None:
     out.print(table)
     out.print()
     _print_fairness(comparison)
-    for sentence in comparison.diverged:
+    for sentence in (*comparison.diverged, *comparison.collapsed):
         _paragraph(f"{sentence}.")
+    if left_out := [row.label for row in comparison.rows if None in row.results]:
+        _paragraph(f"Not in the pictures, since a run diverged: {', '.join(left_out)}.")
     for note in comparison.notes:
         _paragraph(f"Not shared by {note}.")
     read = sum(result.was_finished for result in results)

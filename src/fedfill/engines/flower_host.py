@@ -171,7 +171,7 @@ class _Office:
         return self.site.data.unlabelled.to(self.site.device)
 
     @functools.cached_property
-    def host(self) -> ClientRunner:
+    def runner(self) -> ClientRunner:
         """Runs its handlers."""
         site = self.site
         return ClientRunner(
@@ -209,11 +209,11 @@ def _run(handler: str, kind: Any, office: _Office, message: Tree, words: dict[st
         state, before = _stored(kept, run, t, words.get("begun"), words.get("origin"))
         anew = kept is not None and kept.run != run
         state = tree.to(state, site.device)
-        outcome, new = office.host.serve(
+        outcome, new = office.runner.serve(
             office.resident, handler, site.client, office.train, office.unlabelled, state, message,
             t - site.program.pretraining_steps(),
         )  # fmt: skip
-        office.host.check(handler)
+        office.runner.check(handler)
         if outcome.error is not None:
             log.warning("'%s' failed", handler, exc_info=outcome.error)
         if outcome.error is None or anew:

@@ -187,7 +187,7 @@ def receive_outcome(sent: SentOutcome, device: torch.device) -> Outcome:
 
 
 class Actor:
-    """A worker process: one host, one model, and the data and states of some groups.
+    """A worker process: one runner, one model, and the data and states of some groups.
 
     Args:
         path: Where the driver finds modules.
@@ -198,7 +198,7 @@ class Actor:
         torch.set_num_threads(1)  # as on the local engine: the same bits for any number of workers
 
     def setup(self, setup: Setup) -> None:
-        """Make host and model."""
+        """Make runner and model."""
         for name, kind in setup.kinds.items():
             kind.__qualname__ = name.removeprefix(f"{kind.__module__}.")
             Record._kinds[name] = kind
@@ -207,7 +207,7 @@ class Actor:
         self._resident = make_resident(setup.template, self._device)
         self._program = setup.program
         initial = unpack(setup.initial, self._device)
-        self._host = ClientRunner(
+        self._runner = ClientRunner(
             setup.program, classes=setup.classes, initial=initial, seed=setup.seed, device=self._device, timeout=setup.timeout
         )  # fmt: skip
         self._data: dict[int, dict[int, tuple[Samples, Samples]]] = {}
@@ -225,7 +225,7 @@ class Actor:
             messages = self._receive(dict.fromkeys(task.keys.values()), packed)
             mine, kept = self._data[task.group], self._states[task.group]
             for i, key in task.keys.items():
-                outcome, state = self._host.serve(
+                outcome, state = self._runner.serve(
                     self._resident, task.handler, i, *mine[i], kept.get(i), messages[key], task.t
                 )
                 try:
@@ -237,7 +237,7 @@ class Actor:
                 if state:
                     kept[i] = state
                     states |= committed
-            self._host.check(task.handler)
+            self._runner.check(task.handler)
             means = averaging.groups.get(task.group)
             return Served(outcomes, pack(means) if means else None, states)
         except Exception as error:

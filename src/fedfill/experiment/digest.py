@@ -6,7 +6,6 @@ import ast
 import hashlib
 import inspect
 import json
-import textwrap
 from collections.abc import Mapping, Sequence
 from types import CodeType, FunctionType
 from typing import Any
@@ -34,13 +33,19 @@ def digest(
 
 
 def _programs(*classes: type) -> list[str]:
-    """The functions and the constants of classes that neither fedfill nor torch vouches for, their bases included."""
+    """The source and the constants of classes that neither fedfill nor torch vouches for, their bases included."""
     own = {base for kind in classes for base in kind.__mro__ if not _vouched(base)}
     found = []
     for kind in own:
+        found.append(f"{kind.__qualname__}: {_source(kind)}")
         for name, value in vars(kind).items():
+            # a function may come from elsewhere, and a class may have no source
             parts = (value.fget, value.fset) if isinstance(value, property) else (getattr(value, "__func__", value),)
-            found += [f"{kind.__qualname__}.{name}: {_normalised(f)}" for f in parts if inspect.isfunction(f)]
+            found += [
+                f"{kind.__qualname__}.{name}: {_source(f) or _names(f.__code__)}"
+                for f in parts
+                if inspect.isfunction(f)
+            ]
             if not name.startswith("__") and _is_plain(value):
                 found.append(f"{kind.__qualname__}.{name} = {value!r}")
     return sorted(found)
@@ -69,15 +74,14 @@ def _is_plain(value: Any) -> bool:
     return value is None or isinstance(value, bool | int | float | str | bytes)
 
 
-def _normalised(function: FunctionType) -> str:
-    """The source of a function without comments, docstrings and layout: another patch version of Python reads the same.
-
-    Of code that has no source, such as text that was executed, the names and constants.
-    """
+def _source(thing: type | FunctionType) -> str:
+    """The source without comments, docstrings and layout, which another patch version of Python reads alike; "" without one."""
     try:
-        parsed = ast.parse(textwrap.dedent(inspect.getsource(function)))
-    except (OSError, SyntaxError):
-        return _names(function.__code__)
+        text = inspect.getsource(thing)
+        # what stands indented in its file becomes a block of its own: taking the blanks away would change texts within
+        parsed = ast.parse(f"if True:\n{text}" if text[:1].isspace() else text)
+    except (OSError, TypeError, SyntaxError):
+        return ""
     for node in ast.walk(parsed):
         if isinstance(node, ast.FunctionDef | ast.ClassDef) and ast.get_docstring(node, clean=False) is not None:
             node.body = node.body[1:] or [ast.Pass()]
@@ -85,9 +89,10 @@ def _normalised(function: FunctionType) -> str:
 
 
 def _names(code: CodeType) -> str:
+    """A function without source, such as text that was executed: its byte code, names and constants."""
     # a set's order is another one in each process
     constants = [
         _names(c) if isinstance(c, CodeType) else sorted(map(str, c)) if isinstance(c, frozenset) else str(c)
         for c in code.co_consts
     ]
-    return f"{code.co_names} {code.co_varnames} {constants}"
+    return f"{code.co_code.hex()} {code.co_names} {code.co_varnames} {constants}"

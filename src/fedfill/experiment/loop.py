@@ -21,7 +21,7 @@ from fedfill.engines.runner import make_resident
 from fedfill.errors import FedfillError
 from fedfill.experiment.prepare import Prepared
 from fedfill.experiment.settings import Experiment
-from fedfill.experiment.summary import Result, summarise
+from fedfill.experiment.summary import Result, collapse, summarise
 from fedfill.privacy.ledger import Ledger
 from fedfill.protocol.client import State
 from fedfill.protocol.engine import Engine
@@ -180,6 +180,8 @@ def _loop(
                 },
                 **_cost(server, before, took),
             }
+            if t + 1 == experiment.rounds and (sentence := collapse(record)):
+                record["warnings"] = [*record["warnings"], sentence]
             weights = _models(algorithm, server, engine)
             directory.append_round(record)
             keep(t + 1, weights)

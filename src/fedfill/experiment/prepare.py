@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
@@ -59,7 +59,7 @@ class Prepared:
 
 def prepare(
     experiment: Experiment, *, data: Any = None, partition: Any = None, model: nn.Module | None = None,
-    algorithm: type[Algorithm] | None = None, federation: Federation | None = None, needs: Collection[str] = (),
+    algorithm: type[Algorithm] | None = None, federation: Federation | None = None, needs: Mapping[str, str] | None = None,
 ) -> Prepared:  # fmt: skip
     """Load the data, divide it, build the network and check that everything fits together.
 
@@ -70,7 +70,8 @@ def prepare(
         model: A module in place of the experiment's name.
         algorithm: A class in place of the experiment's name.
         federation: The data, divided; None: as the experiment says.
-        needs: What ``auto`` looks for in a network beside this algorithm's needs: those of others that shall use the same.
+        needs: What ``auto`` looks for in a network beside this algorithm's needs, and which algorithm, that shall use the
+            same, needs it.
 
     Returns:
         All parts, nothing written.
@@ -115,10 +116,13 @@ def prepare(
         federation = federation.pooled()
     if kind.personal and experiment.engine == "flower":
         federation = _at_their_hosts(federation, experiment)
-    name = experiment.model
+    if experiment.preset is not None and not kind.paper:
+        note = f"preset: {kind.name} has no training of its own paper here, and keeps that of all algorithms."
+        federation = replace(federation, notes=(*federation.notes, note))
+    name, wanted = experiment.model, {**(needs or {}), **dict.fromkeys(settings.needs(), kind.name)}
     if model is None:
         if name == "auto":
-            name, model_settings = choose(federation.shape, model_settings, {*settings.needs(), *needs})
+            name, model_settings = choose(federation.shape, model_settings, wanted)
         network: nn.Module = build(
             name,
             federation.shape,
@@ -127,7 +131,7 @@ def prepare(
             needs=settings.needs(),
             seed=derive(experiment.seed, "initial weights"),
         )
-        notes = [described(name, federation.shape, model_settings, settings.needs(), kind.name)]
+        notes = [described(name, federation.shape, model_settings, wanted)]
         if model_settings.weights is not None:
             notes.append(load(network, model_settings.weights))
         federation = replace(federation, notes=(*federation.notes, *notes))
@@ -172,6 +176,8 @@ def _checked_settings(kind: type[Algorithm], experiment: Experiment) -> tuple[Al
             kind.model_fields["local_steps"].annotation
         ):
             presets["local_steps"] = None
+    if experiment.settings.get("optimizer", "sgd") != "sgd":
+        presets.pop("momentum", None)  # which no other optimizer has
     own, models = split_settings(kind, presets)
     if experiment.model not in ("auto", "cnn2", "cnn4"):
         models = {}  # a paper's word on its own network
@@ -221,7 +227,7 @@ def default_directory(prepared: Prepared) -> Path:
 
 def arrange(
     algorithm: str | type[Algorithm], *, data: Any, partition: Any, model: str | nn.Module,
-    federation: Federation | None = None, needs: Collection[str] = (), **options: Any,
+    federation: Federation | None = None, needs: Mapping[str, str] | None = None, **options: Any,
 ) -> Prepared:  # fmt: skip
     """The parts of an experiment from the words of `fedfill.run`, or with `federation` in place of data and partition."""
     kind = _algorithm(algorithm)

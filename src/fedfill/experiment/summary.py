@@ -82,7 +82,9 @@ def collapse(record: Mapping[str, Any]) -> str | None:
     if most is not None and most >= CONSTANT:
         return f"the model takes {most:.0%} of the test set for one and the same class; {helps}"
     if abs(accuracy - largest) <= AT_CHANCE:
-        return f"an accuracy of {accuracy:.3f} is that of always naming the largest class ({largest:.3f}); {helps}"
+        return (
+            f"an accuracy of {accuracy:.3f} is no better than naming the largest class always ({largest:.3f}); {helps}"
+        )
     return None
 
 
@@ -153,8 +155,7 @@ def summarise(
         "weights_sha256": tree.sha256(weights),
         **({"preparation": preparation} if preparation else {}),
         "lost_replies": sum(len(record["lost"]) for record in (*preparation, *records)),
-        "warnings": [f"{_when(record)}: {text}" for record in (*preparation, *records) for text in record["warnings"]]
-        + ([f"{_when(last)}: {sentence}"] if (sentence := collapse(last)) else []),
+        "warnings": [f"{_when(record)}: {text}" for record in (*preparation, *records) for text in record["warnings"]],
         "notes": list(prepared.federation.notes),
         "privacy": server.ledger.account(experiment.delta),
     }

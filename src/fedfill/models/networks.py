@@ -13,7 +13,7 @@ Widths of FedDPMS's: ``paper`` follows the tables (convolution, ReLU); ``wide`` 
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Literal
 
 import torch
@@ -64,6 +64,11 @@ OF_THE_LATENT = ("width", "latent", "latent_activation", "dropout")
 """Settings that only networks with a latent layer have."""
 
 
+def is_image(shape: tuple[int, ...]) -> bool:
+    """Whether inputs of this shape are grey or colour images."""
+    return len(shape) == 3 and min(shape) > 0 and shape[0] in (1, 3)
+
+
 def choose(shape: tuple[int, ...], settings: ModelSettings, needs: Collection[str]) -> tuple[str, ModelSettings]:
     """The network that ``auto`` stands for: the same one for all algorithms with these needs together.
 
@@ -75,33 +80,34 @@ def choose(shape: tuple[int, ...], settings: ModelSettings, needs: Collection[st
     Returns:
         Its name and its settings.
     """
-    if len(shape) == 1:
+    if shape and min(shape) > 0 and not is_image(shape):
         return "mlp", settings
     if NORMALISATION in needs and "width" not in settings.model_fields_set:
         settings = settings.model_copy(update={"width": "wide"})
     return "cnn2" if shape[:1] == (1,) else "cnn4", settings
 
 
-def described(name: str, shape: tuple[int, ...], settings: ModelSettings, needs: Collection[str], who: str) -> str:
+def described(name: str, shape: tuple[int, ...], settings: ModelSettings, needs: Mapping[str, str]) -> str:
     """Which network it is, and why, in one sentence.
 
     Args:
         name: Of the network.
         shape: Of one input.
         settings: As they were chosen.
-        needs: Of the algorithm.
-        who: The algorithm's name.
+        needs: Of all algorithms that use it: which one needs what.
 
     Returns:
         For example ``"Network: cnn2 with width=wide, for grey images and the normalisation layers that fedbn needs."``
     """
     wide = settings.width == "wide" and name not in ENCODERS
-    inputs = "rows of numbers" if len(shape) == 1 else "grey images" if shape[0] == 1 else "colour images"
+    inputs = (
+        ("grey images" if shape[0] == 1 else "colour images") if is_image(shape) else f"samples of shape {list(shape)}"
+    )
     why = ""
     if NORMALISATION in needs:
-        why = f" and the normalisation layers that {who} needs"
+        why = f" and the normalisation layers that {needs[NORMALISATION]} needs"
     elif "decoder" in needs:
-        why = f" and the decoder that {who} needs"
+        why = f" and the decoder that {needs['decoder']} needs"
     return f"Network: {name}{' with width=wide, that is with batch norm' if wide else ''}, for {inputs}{why}."
 
 
@@ -247,10 +253,7 @@ def build(
     if name == "auto":
         name, settings = choose(shape, settings, needs)
     multiple = 8 if name == "resnet18" else 4
-    image = (
-        len(shape) == 3 and min(shape) > 0 and shape[0] in (1, 3) and not (shape[1] % multiple or shape[2] % multiple)
-    )
-    if not image and name != "mlp":
+    if not (is_image(shape) and not (shape[1] % multiple or shape[2] % multiple)) and name != "mlp":
         raise FedfillError(
             f"model: '{name}' takes images of 1 or 3 channels with sides that are multiples of {multiple}, found shape {list(shape)}; "
             f"allowed: {'images of another size (image_size), ' if len(shape) == 3 else ''}--model mlp, or a torch.nn.Module of your own from Python"
@@ -327,13 +330,14 @@ def _of_one_shape(
     name: str, shape: tuple[int, ...], classes: int, settings: ModelSettings, *, needs: Collection[str], seed: int
 ) -> Classifier:
     """A network of `ENCODERS` with a linear classifier, which starts as torch's do: the papers are silent."""
+    if "decoder" in needs:
+        allowed = "auto, cnn2, cnn4" if is_image(shape) else f"data of images, and not samples of shape {list(shape)}"
+        raise FedfillError(f"model: {name} has no decoder, which this algorithm needs; allowed: {allowed}")
     for setting in OF_THE_LATENT:
         if getattr(settings, setting) != ModelSettings.model_fields[setting].default:
             raise FedfillError(
                 f"{setting}: found {getattr(settings, setting)} with model {name}, which has one shape only; allowed: projection, weights"
             )
-    if "decoder" in needs:
-        raise FedfillError(f"model: {name} has no decoder; allowed for this algorithm: auto, cnn2, cnn4")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         encoder, features = ENCODERS[f"{name}-imagenet" if settings.stem == "imagenet" else name](shape)

@@ -20,7 +20,7 @@ from fedfill.errors import DivergedError, FedfillError, checked
 from fedfill.experiment.loop import OnRound
 from fedfill.experiment.prepare import Prepared, arrange, split_settings
 from fedfill.experiment.settings import Experiment, over, whole_numbers
-from fedfill.experiment.summary import Result
+from fedfill.experiment.summary import Result, collapse
 from fedfill.runs.directory import RunDirectory, write_atomically, writing
 from fedfill.studies.run import launch
 from fedfill.training.evaluation import FAIRNESS
@@ -80,7 +80,8 @@ class Comparison:
         directory: Where the runs lie, each in its own folder, with ``comparison.csv`` and two pictures.
         baseline: The row that differences are taken to: the first FedAvg, or the first row where there is none.
         notes: Where a row could not share network, initial weights or local budget with the baseline.
-        diverged: A sentence for each run that diverged.
+        diverged: A sentence for each run that diverged; the pictures leave its row out.
+        collapsed: A sentence for each run whose model learnt nothing.
     """
 
     rows: tuple[Row, ...]
@@ -89,6 +90,7 @@ class Comparison:
     baseline: Row
     notes: tuple[str, ...]
     diverged: tuple[str, ...] = ()
+    collapsed: tuple[str, ...] = ()
 
     def difference(self, row: Row, name: str) -> Difference | None:
         """The paired difference of a row's figure to the baseline's; None where a run has no such figure, or it is the baseline."""
@@ -155,7 +157,7 @@ def compare(
     shared = _shared_settings([name for _, name, _ in variants], options)
 
     given = {label: over(shared[name], own) for label, name, own in variants}
-    needs = {need for label, name, _ in variants for need in _needs(name, given[label])}
+    needs = {need: name for label, name, _ in reversed(variants) for need in _needs(name, given[label])}
 
     def arranged(label: str, name: str, seed: int) -> Prepared:
         return arrange(name, data=data, partition=partition, model=model, seed=seed, needs=needs, **given[label])
@@ -186,11 +188,15 @@ def compare(
     if len(diverged) == len(algorithms) * len(seeds):
         raise FedfillError(f"compare: no run came to its end; {diverged[0]}")
     rows = tuple(Row(label, tuple(results[label])) for label in algorithms)
-    if out_of_picture := [row.label for row in rows if None in row.results]:
-        notes.append(f"not in the pictures, since a run diverged: {', '.join(out_of_picture)}")
+    collapsed = [
+        f"{row.label}, seed {seed}: {sentence}"
+        for row in rows
+        for seed, result in zip(seeds, row.results, strict=True)
+        if result is not None and (sentence := collapse(result.rounds[-1]))
+    ]
     write_atomically(Path(out) / "comparison.csv", _csv(rows).encode())
     _draw(rows, Path(out))
-    return Comparison(rows, tuple(seeds), Path(out), rows[base], tuple(notes), tuple(diverged))
+    return Comparison(rows, tuple(seeds), Path(out), rows[base], tuple(notes), tuple(diverged), tuple(collapsed))
 
 
 BUDGET = (

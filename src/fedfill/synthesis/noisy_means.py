@@ -140,6 +140,10 @@ class NoisyMeans(BaseModel):
             bound = "sigmoid" if isinstance(activation, nn.Sigmoid) else "clip"
         if bound == "sigmoid" and isinstance(activation, nn.ReLU | nn.Identity):
             raise FedfillError("latent_bound: found 'sigmoid' on a network without one; allowed: auto, clip, none")
+        if self.latent_clip is not None and bound != "clip":
+            raise FedfillError(
+                f"latent_clip: found {self.latent_clip:g} with latent_bound={bound}, which clips nothing; allowed: none"
+            )
         if self.noise == "sensitivity" and bound == "none":
             raise FedfillError("noise: found 'sensitivity' with latent_bound=none, which has none; allowed: absolute")
         if self.noise == "sensitivity" and not self.filters_at_home:
