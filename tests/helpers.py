@@ -21,7 +21,7 @@ from fedfill.protocol.client import Client, State
 from fedfill.protocol.messages import Answers, Average, Message, Outcome, releases_of
 from fedfill.protocol.server import Server
 from fedfill.streams import numpy_stream
-from fedfill.training.aggregation import Mean, mean_of
+from fedfill.training.aggregation import Mean, combined
 from fedfill.training.fit import LocalTraining, Resident
 from fedfill.tree import Weights
 
@@ -214,6 +214,6 @@ def scripted(
 
 def weighted_mean(updates: Iterable[tuple[Weights, float]]) -> Weights:
     """The weighted mean of the clients' tensors (McMahan et al. 2017, algorithm 1), taken in the order given."""
-    total = mean_of(Mean(weights, float(weight), float(weight)) for weights, weight in updates)
+    total = combined(Mean(weights, float(weight), float(weight)) for weights, weight in updates)
     assert total is not None
     return total.tensors

@@ -48,7 +48,7 @@ from fedfill.engines.ray_worker import (
 from fedfill.errors import FedfillError
 from fedfill.privacy.releases import Release
 from fedfill.protocol.messages import Answers, Average, Lost, Message, Outcome
-from fedfill.training.aggregation import Mean, group_of, mean_of
+from fedfill.training.aggregation import Part, combined, group_of
 from fedfill.training.evaluation import (
     CHUNK,
     Evaluation,
@@ -89,14 +89,14 @@ class _Outbox:
 
 
 class _Merge:
-    """The mean over groups in ascending order, each taken in as soon as those before it are complete."""
+    """The mean or sum over groups in ascending order, each taken in as soon as those before it are complete."""
 
     def __init__(self, groups: Mapping[int, Iterable[int]]) -> None:
-        self.total: dict[str, Mean] = {}
+        self.total: dict[str, Part] = {}
         self._missing = {group: set(groups[group]) for group in sorted(groups)}
-        self._parts: dict[int, dict[int, dict[str, Mean]]] = {group: {} for group in groups}
+        self._parts: dict[int, dict[int, dict[str, Part]]] = {group: {} for group in groups}
 
-    def add(self, group: int, clients: Sequence[int], means: dict[str, Mean]) -> None:
+    def add(self, group: int, clients: Sequence[int], means: dict[str, Part]) -> None:
         """Take in the means over a whole group, or those of one client of it."""
         self._missing[group].difference_update(clients)
         self._parts[group][clients[0]] = means
@@ -104,15 +104,15 @@ class _Merge:
             if self._missing[first]:
                 return
             del self._missing[first]
-            whole: dict[str, Mean] = {}
+            whole: dict[str, Part] = {}
             for _, part in sorted(self._parts.pop(first).items()):
                 _extend(whole, part)
             _extend(self.total, whole)
 
 
-def _extend(total: dict[str, Mean], means: Mapping[str, Mean]) -> None:
+def _extend(total: dict[str, Part], means: Mapping[str, Part]) -> None:
     for name, mean in means.items():
-        total[name] = mean_of([total[name], mean]) if name in total else mean  # type: ignore[assignment]
+        total[name] = combined([total[name], mean]) if name in total else mean  # type: ignore[assignment]
 
 
 class RayEngine(WorkerPool):

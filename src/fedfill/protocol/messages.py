@@ -1,4 +1,4 @@
-"""Exchanges: messages, what comes of sending one, and means over the replies, the same on every engine."""
+"""Exchanges: messages, what comes of sending one, and means and sums over the replies, the same on every engine."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from fedfill import tree
 from fedfill.errors import ContractError, FedfillError
 from fedfill.privacy.releases import Declared, Release, unbounded
-from fedfill.training.aggregation import Mean, group_of, mean_of
+from fedfill.training.aggregation import Mean, Part, Sum, combined, group_of
 from fedfill.tree import Weights
 
 UNDECLARED = unbounded("sent as it is")
@@ -55,31 +55,33 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Average:
-    """Which fields of the replies the server needs only the weighted mean of.
+    """Which fields of the replies the server needs only the weighted mean of, or only the sum.
 
     Attributes:
         shapes: By field, the type and shape of every tensor that it has to hold.
         by: By field, the field with a reply's weight; where there is none, all weigh the same.
         numbers: Further fields that have to hold a number of at least 0.
+        total: Whether it is the sum, of whole numbers (int64 in `shapes`) or of others (float64), either of any width.
     """
 
     shapes: Mapping[str, Mapping[str, tuple[torch.dtype, tuple[int, ...]]]]
     by: Mapping[str, str]
     numbers: tuple[str, ...] = ()
+    total: bool = False
 
-    def take(self, reply: Message) -> tuple[Message, dict[str, Mean]]:
-        """Part a reply into what is averaged and what is not.
+    def take(self, reply: Message) -> tuple[Message, dict[str, Part]]:
+        """Part a reply into what is averaged, or summed, and what is not.
 
         Args:
             reply: A whole reply.
 
         Returns:
-            The reply with None in the averaged fields, and these as means; a field that was None already has no mean.
+            The reply with None in these fields, and these as means or sums; a field that was None already has none.
 
         Raises:
             ValueError: Where a field doesn't hold the tensors or the number that it should, or the weight is none.
         """
-        means: dict[str, Mean] = {}
+        means: dict[str, Part] = {}
         for name in self.numbers:
             number = getattr(reply, name)
             if isinstance(number, bool) or not isinstance(number, int | float) or not number >= 0:
@@ -94,14 +96,26 @@ class Average:
             tensors = getattr(reply, name)
             if tensors is None:
                 continue
-            if shapes_of(tensors) != shapes:
+            found = shapes_of(tensors)
+            if self.total:
+                found = {key: (_WIDE.get(dtype, dtype), shape) for key, (dtype, shape) in found.items()}
+            if found != shapes:
                 raise ValueError(f"'{name}' of the reply has other names, types or shapes than were asked for")
-            means[name] = Mean(tensors, float(weight), float(weight))
+            if not self.total:
+                means[name] = Mean(tensors, float(weight), float(weight))
+                continue
+            if any(x.numel() and not x.is_floating_point() and int(x.abs().max()) > HEAVIEST for x in tensors.values()):
+                raise ValueError(f"'{name}' of the reply holds a whole number beyond 2^53")
+            means[name] = Sum(tensors)
         return self.rest(reply), means
 
     def rest(self, reply: Message) -> Message:
-        """The reply with None in the averaged fields."""
+        """The reply with None in the averaged or summed fields."""
         return cast("Message", replace(cast("Any", reply), **dict.fromkeys(self.shapes)))
+
+
+_WIDE = {torch.int32: torch.int64, torch.float32: torch.float64}
+"""Narrower numbers that may stand in a reply where a sum's are asked for."""
 
 
 def shapes_of(tensors: Weights) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
@@ -110,7 +124,7 @@ def shapes_of(tensors: Weights) -> dict[str, tuple[torch.dtype, tuple[int, ...]]
 
 
 class Averaging:
-    """Takes the mean over replies in client order: within the clients' groups first, then over the groups.
+    """Takes the mean or the sum over replies in client order: within the clients' groups first, then over the groups.
 
     Args:
         average: What to take the mean of; None for a call without one.
@@ -120,7 +134,7 @@ class Averaging:
     def __init__(self, average: Average | None, clients: int) -> None:
         self._average = average
         self._clients = clients
-        self.groups: dict[int, dict[str, Mean]] = {}
+        self.groups: dict[int, dict[str, Part]] = {}
 
     def add(self, client: int, outcome: Outcome) -> Outcome:
         """Check a reply and add it to its group's mean; clients of one group come in ascending order.
@@ -135,7 +149,7 @@ class Averaging:
         if outcome.reply is None or outcome.error is not None:
             return outcome
         reply = outcome.reply
-        means: dict[str, Mean] = {}
+        means: dict[str, Part] = {}
         error: Lost | None = None
         try:
             if self._average is not None:
@@ -148,14 +162,14 @@ class Averaging:
                 reply = self._average.rest(reply)
         group = self.groups.setdefault(group_of(client, self._clients), {})
         for name, mean in means.items():
-            group[name] = mean_of([group[name], mean]) if name in group else mean  # type: ignore[assignment]
+            group[name] = combined([group[name], mean]) if name in group else mean  # type: ignore[assignment]
         return replace(outcome, reply=reply, error=error)
 
-    def total(self) -> dict[str, Mean]:
-        """The mean over all groups, by field; a field that no reply held is missing."""
+    def total(self) -> dict[str, Part]:
+        """The mean or sum over all groups, by field; a field that no reply held is missing."""
         ordered = [self.groups[group] for group in sorted(self.groups)]
         names = {name: None for group in ordered for name in group}
-        return {name: mean_of(group[name] for group in ordered if name in group) for name in names}  # type: ignore[misc]
+        return {name: combined(group[name] for group in ordered if name in group) for name in names}  # type: ignore[misc]
 
 
 @dataclass(frozen=True)
@@ -164,11 +178,11 @@ class Answers:
 
     Attributes:
         outcomes: For every client that had a message, in no particular order.
-        means: By field, where the engine took the mean already; None: the server takes it from the replies.
+        means: Means or sums by field, where the engine took them already; None: the server takes them from the replies.
     """
 
     outcomes: Mapping[int, Outcome]
-    means: Mapping[str, Mean] | None = None
+    means: Mapping[str, Part] | None = None
 
 
 def specified(of: Mapping[str, Weights], by: str | Mapping[str, str] | None, numbers: Sequence[str] = ()) -> Average:
@@ -186,8 +200,8 @@ def specified(of: Mapping[str, Weights], by: str | Mapping[str, str] | None, num
     return Average({name: shapes_of(tensors) for name, tensors in of.items()}, weighed, tuple(numbers))
 
 
-def tensors_of(means: Mapping[str, Mean], spec: Average, handler: str) -> dict[str, Weights]:
-    """The tensors of means over the replies of a call.
+def tensors_of(means: Mapping[str, Part], spec: Average, handler: str) -> dict[str, Weights]:
+    """The tensors of means, or sums, over the replies of a call.
 
     Args:
         means: By field.
@@ -201,11 +215,11 @@ def tensors_of(means: Mapping[str, Mean], spec: Average, handler: str) -> dict[s
         FedfillError: Where no reply weighs anything.
     """
     for name, mean in means.items():
-        if not mean.weight > 0:
+        if isinstance(mean, Mean) and not mean.weight > 0:
             raise FedfillError(
                 f"engine: every reply to '{handler}' weighs nothing in '{spec.by[name]}', so there is no mean"
             )
-    return {name: mean.tensors for name, mean in means.items()}
+    return {name: (part if isinstance(part, Mean) else part.begun()).tensors for name, part in means.items()}
 
 
 def reason(error: BaseException) -> str:

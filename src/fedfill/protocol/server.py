@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -27,7 +27,7 @@ from fedfill.protocol.messages import (
     tensors_of,
 )
 from fedfill.streams import numpy_stream, secret_stream, torch_stream
-from fedfill.training.aggregation import Mean
+from fedfill.training.aggregation import Part
 from fedfill.training.fit import Fit, Fitted, LocalTraining, Loss, Resident, fit
 from fedfill.tree import Weights
 
@@ -277,13 +277,42 @@ class Server:
             raise FedfillError(f"engine: no reply to '{name}' held what was asked for ({self.lost[-1]['reason']})")
         return replies, tensors_of(averaging.total(), spec, name)
 
+    def sum(
+        self,
+        cohort: Sequence[int],
+        handler: BoundHandler,
+        messages: Message | Mapping[int, Message],
+        *,
+        of: Mapping[str, Weights],
+    ) -> tuple[dict[int, Any], dict[str, Weights]]:
+        """Like `call`, for replies of which the server needs some fields only as a sum: the basis of `fedfill.protocol.sums`.
+
+        Args:
+            cohort: Clients to call.
+            handler: A method of the algorithm that is marked with `client_handler`.
+            messages: One message for all, or one for each client of the cohort.
+            of: The fields, each with tensors of the names and shapes that every reply's must have: int64 where these hold
+                whole numbers, float64 where they hold others. Replies may hold int32 and float32 in their place.
+
+        Returns:
+            The good replies as from `call`, with None in these fields; and the sums, in int64 or float64, taken in client
+            order. What a lost reply would have added is not in them.
+
+        Raises:
+            ContractError: Where the algorithm broke the contract, or a handler raised on every client.
+            FedfillError: Where too few replies are left.
+        """
+        spec = replace(specified(of, None), total=True)
+        replies, sums = self._call(cohort, handler, messages, spec)
+        return replies, tensors_of(sums, spec, handler.__name__)
+
     def _call(
         self,
         cohort: Sequence[int],
         handler: BoundHandler,
         messages: Message | Mapping[int, Message],
         average: Average | None,
-    ) -> tuple[dict[int, Any], Mapping[str, Mean]]:
+    ) -> tuple[dict[int, Any], Mapping[str, Part]]:
         name = handler.__name__
         if not getattr(handler, "is_client_handler", False):
             raise ContractError(f"'{name}' is not marked with @client_handler")

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
 
 from fedfill.tree import Record, Weights
 
@@ -76,13 +79,47 @@ class Mean(Record):
         self.weight += other.weight
         self.largest = max(self.largest, other.largest)
 
+    def begun(self) -> Mean:
+        """The same mean, to be extended; what it was made of stays as it is."""
+        return Mean(self.tensors, self.weight, self.largest, self.owned)
 
-def mean_of(means: Iterable[Mean]) -> Mean | None:
-    """The mean of all updates behind some means, taken in the order given; None where there are none."""
-    total: Mean | None = None
-    for mean in means:
+
+@dataclass
+class Sum(Record):
+    """A sum that can be extended: integers in int64, so that no order changes a bit, and all else in float64.
+
+    Attributes:
+        tensors: By name; written to once `begun` has made them its own.
+    """
+
+    tensors: Weights
+
+    def begun(self) -> Sum:
+        """The same sum, to be extended, in wide numbers of its own."""
+        wide = {False: torch.int64, True: torch.float64}
+        return Sum({name: t.to(wide[t.is_floating_point()], copy=True) for name, t in self.tensors.items()})
+
+    def add(self, other: Sum) -> None:
+        """Extend the sum by another, in place.
+
+        Args:
+            other: With the same names, shapes and kinds of numbers.
+        """
+        for name, tensor in self.tensors.items():
+            tensor += other.tensors[name]
+
+
+Part = Mean | Sum
+"""What comes of some replies' tensors, to be joined with what comes of others'."""
+P = TypeVar("P", bound=Part)
+
+
+def combined(parts: Iterable[P]) -> P | None:
+    """The mean of all updates behind some means, or the sum of sums, taken in the order given; None where there are none."""
+    total: P | None = None
+    for part in parts:
         if total is None:
-            total = Mean(mean.tensors, mean.weight, mean.largest, mean.owned)
+            total = part.begun()  # type: ignore[assignment]
         else:
-            total.add(mean)
+            total.add(part)  # type: ignore[arg-type]
     return total
