@@ -39,6 +39,10 @@ class Algorithm(BaseModel):
     """Whether all training data lie in one place, with client 0; the own test splits stay with their clients."""
     draws_beside: ClassVar[bool] = False
     """Whether it trains on samples that it draws beside its mini-batches, which `augmentation` would leave as they are."""
+    single_round: ClassVar[bool] = False
+    """Whether one round is all it takes; more are not run."""
+    network: ClassVar[str] = ""
+    """The built-in network that ``auto`` stands for, in a comparison too; "": the one that suits inputs and needs."""
     unlabelled: ClassVar[bool] = False
     """Whether there is nothing to do without samples that have no label."""
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
@@ -85,9 +89,31 @@ class Algorithm(BaseModel):
                 )
             _registry[cls.name] = cls
 
+    @classmethod
+    def axes(cls) -> list[str]:
+        """The settings of other algorithms for which this one is a value: none, or one; with two it is a whole of both."""
+        return []
+
+    @classmethod
+    def own_settings(cls) -> list[str]:
+        """Settings that go with it where another algorithm takes it as a value."""
+        return [name for name in cls.model_fields if name not in Algorithm.model_fields]
+
     def needs(self) -> tuple[str, ...]:
         """Named parts that the algorithm needs in the model, with these settings."""
         return self.parts
+
+    def network_settings(self, samples: int, clients: int) -> Mapping[str, Any]:
+        """Settings of its `network` that suit it, where none were given.
+
+        Args:
+            samples: Training samples of all clients.
+            clients: How many there are.
+
+        Returns:
+            By name, of `fedfill.models.networks.ModelSettings`.
+        """
+        return {}
 
     def training(self, t: int) -> LocalTraining:
         """Budget and optimizer of the local training in round `t`, the decay of the learning rate applied."""
@@ -170,10 +196,17 @@ class Algorithm(BaseModel):
         """
         raise NotImplementedError
 
+    def conclude(self, server: Server, t: int) -> None:
+        """What follows a round, whatever the algorithm: a head that is fitted anew, say."""
+
     def global_weights(self, server: Server) -> Weights:
-        """The weights to evaluate after a round, of the whole model."""
+        """The weights after a round, of the whole model."""
         weights: Weights = server.state.weights
         return weights
+
+    def result_weights(self, server: Server) -> Weights:
+        """The weights to evaluate and to keep after a round: those of `global_weights`, or with what `conclude` fitted."""
+        return self.global_weights(server)
 
     def personal_weights(self, state: Mapping[str, Tree], weights: Weights) -> Weights:
         """The weights of a client's own model, where the algorithm is `personal`.

@@ -9,89 +9,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Annotated, Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BeforeValidator, PlainSerializer, ValidationInfo
+from pydantic import BeforeValidator, Field, PlainSerializer, ValidationInfo
 from torch import Tensor, nn
 
-from fedfill.algorithms._base import Algorithm, find, known_algorithms, parse_variant
+from fedfill.algorithms._heads import Headed
 from fedfill.algorithms._messages import Broadcast, Contribution, Start, Update
+from fedfill.algorithms._values import Method
 from fedfill.data.samples import Samples
 from fedfill.errors import ContractError, FedfillError, checked, did_you_mean
 from fedfill.models.views import weights_of
-from fedfill.protocol.client import BoundHandler, Client
+from fedfill.protocol.client import BoundHandler, Client, client_handler
 from fedfill.protocol.server import Server
+from fedfill.protocol.sums import Sums
 from fedfill.training.fit import Loss
 from fedfill.tree import Tree, Weights
 
 
-def _method(given: Any, info: ValidationInfo) -> Any:
-    """An algorithm whose local objective, or aggregation, another one takes; from ``"fedprox:mu=0.01"`` or an instance."""
-    axis = str(info.field_name)
-    if given is None or str(given).lower() == "none":
-        return None
-    if isinstance(given, Algorithm):
-        kind = type(given)
-        _check_axis(kind, axis)
-        inherited = [name for name in given.model_fields_set if name not in _own_settings(kind)]
-        if inherited:
-            raise FedfillError(
-                f"{axis}: {kind.name} takes no '{min(inherited)}' here, which the algorithm that takes it has; leave it out"
-            )
-        return given
-    # ";" between settings where a "," would end the setting itself, as in a comparison's fedavg:local=moon:mu=1;temperature=0.2
-    name, settings = parse_variant(str(given).replace(";", ","))
-    able = [kind.name for kind in known_algorithms().values() if kind.name and _own_axes(kind) == [axis]]
-    if name not in known_algorithms():
-        raise FedfillError(f"{axis}: found '{name}'; {did_you_mean(name, [*able, 'none'])}")
-    kind = find(name)
-    _check_axis(kind, axis)
-    own = _own_settings(kind)
-    for key in settings:
-        if key not in own:
-            raise FedfillError(
-                f"{axis}: {name} takes no '{key}' here; {did_you_mean(key, own) if own else 'it has no settings'}"
-            )
-    return checked(kind, settings)
-
-
-def _check_axis(kind: type[Algorithm], axis: str) -> None:
-    """Refuse an algorithm that has nothing of its own on an axis, or that is a whole of both."""
-    axes = _own_axes(kind)
-    if axes == [axis]:
-        return
-    able = ", ".join(other.name for other in known_algorithms().values() if other.name and _own_axes(other) == [axis])
-    why = "has none of its own"
-    if len(axes) == 2:
-        why = "has a local objective and a server's step that make sense together alone"
-    elif axes:
-        why = f"is one for {axes[0]}={kind.name}"
-    raise FedfillError(f"{axis}: found {kind.name}, which {why}; allowed: {able}, none")
-
-
-def _own_settings(kind: type[Algorithm]) -> list[str]:
-    return [name for name in kind.model_fields if name not in Composable.model_fields and name != "weighting"]
-
-
-def _own_axes(kind: type[Algorithm]) -> list[str]:
-    """Which axes an algorithm has an answer of its own to. With both it only makes sense as a whole."""
-    if not issubclass(kind, Composable):
-        return []
-    local, aggregation = kind.objective is not Composable.objective, kind.combine is not Composable.combine
-    return [axis for axis, own in (("local", local), ("aggregation", aggregation)) if own]
-
-
-def _text(method: Algorithm | None) -> str | None:
-    if method is None:
-        return None
-    settings = ",".join(f"{name}={getattr(method, name)}" for name in _own_settings(type(method)))
-    return f"{method.name}:{settings}" if settings else method.name
-
-
-Method = Annotated[Any, BeforeValidator(_method), PlainSerializer(_text)]
-
-
-class Composable(Algorithm):
+class Composable(Headed):
     """An algorithm of one global model, whose local objective and aggregation are values.
 
     A local objective overrides `objective`, and where it keeps or sends something `client_state`, `down`, `up` and
@@ -102,6 +38,17 @@ class Composable(Algorithm):
     """Local objective of another algorithm with its settings, such as fedprox:mu=0.01; none: this one's own."""
     aggregation: Method = None
     """Aggregation of another algorithm with its settings, such as qffl:q=1; none: this one's own."""
+
+    @classmethod
+    def axes(cls) -> list[str]:
+        """Which of a local objective and an aggregation it has of its own. With both it only makes sense as a whole."""
+        local, aggregation = cls.objective is not Composable.objective, cls.combine is not Composable.combine
+        return [axis for axis, own in (("local", local), ("aggregation", aggregation)) if own]
+
+    @classmethod
+    def own_settings(cls) -> list[str]:
+        """Settings that go with it where another algorithm takes it."""
+        return [name for name in cls.model_fields if name not in Composable.model_fields and name != "weighting"]
 
     @property
     def by(self) -> str | None:
@@ -143,7 +90,7 @@ class Composable(Algorithm):
 
     def resolved(self, *, rounds: int, model: nn.Module, inputs: Tensor) -> Self:
         """Refuse what doesn't compose, and let an aggregation know what becomes of buffers."""
-        for axis in _own_axes(type(self)):
+        for axis in self.axes():
             if getattr(self, axis) is not None:
                 raise FedfillError(
                     f"{axis}: found {getattr(self, axis).name} with {self.name}, which has its own; allowed: none"
@@ -151,6 +98,11 @@ class Composable(Algorithm):
         for method in filter(None, (self, self.local, self.aggregation)):
             method.check_compatible(self)
         self._check_states(weights_of(model))
+        if self.head is not None and self.aggregation_of.private:
+            raise FedfillError(
+                f"head: found {self.head.name} with {self.aggregation_of.name}, whose guarantee for a whole client sums over its "
+                "records would void; allowed: none"
+            )
         resolved = super().resolved(rounds=rounds, model=model, inputs=inputs)
         if self.aggregation is None:
             return resolved

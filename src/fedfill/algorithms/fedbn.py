@@ -24,6 +24,7 @@ class FedBN(FedAvg):
 
     name = "fedbn"
     personal = True
+    shares_head = True
     parts: ClassVar[tuple[str, ...]] = (NORMALISATION,)
     paper: ClassVar = {
         "": {"optimizer": "sgd", "learning_rate": 0.01, "lr_decay": 1.0, "batch_size": 32, "local_epochs": 1}

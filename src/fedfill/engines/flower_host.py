@@ -178,6 +178,7 @@ class _Office:
             site.program, classes=site.classes, initial=site.initial, seed=site.seed, device=site.device,
             timeout=PATIENCE if site.timeout is None else site.timeout,
             secret=noise_key(site.folder / "noise.key", site.digest) if site.secret else None,
+            hides=False,  # Flower's server receives each host's reply
         )  # fmt: skip
 
     @property

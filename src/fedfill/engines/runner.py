@@ -64,6 +64,7 @@ class ClientRunner:
         timeout: Seconds that a client has for one call; None: as long as it takes.
         secret: A key that only this host has, from which noise comes in place of the seed; another one for each experiment, as
             settings that no message holds may change what is protected.
+        hides: Whether sums over replies are all that leaves the place where the handlers run.
     """
 
     def __init__(
@@ -76,6 +77,7 @@ class ClientRunner:
         device: torch.device,
         timeout: float | None = None,
         secret: bytes | None = None,
+        hides: bool = True,
     ) -> None:
         self._program = program
         self._classes = classes
@@ -85,6 +87,8 @@ class ClientRunner:
         self._device = device
         self._timeout = timeout
         self._secret = secret
+        self._hides = hides
+        self._scratch: dict[int, dict[str, Any]] = {}
 
     def check(self, handler: str) -> None:
         """Make sure that no handler wrote into the initial weights."""
@@ -137,6 +141,8 @@ class ClientRunner:
             batches=fits.batches,
             secret=secret if self._secret is not None else None,
             unlabelled=unlabelled,
+            hidden=self._hides,
+            scratch=self._scratch.setdefault(i, {}),
         )
         late = Lost(f"took longer than reply_timeout={self._timeout} s")
         resident.deadline = time.monotonic() + self._timeout if self._timeout is not None else float("inf")

@@ -165,6 +165,7 @@ def _loop(
             before = copy.deepcopy(server.costs)
             server.begin(t)
             algorithm.round(server, t)
+            algorithm.conclude(server, t)
             figures = {}
             if (t + 1) % (experiment.evaluate_every or 1) == 0 or t + 1 == experiment.rounds:
                 figures = _evaluate(algorithm, server, engine, t)
@@ -202,7 +203,10 @@ def _loop(
 
 def _evaluate(algorithm: Algorithm, server: Server, engine: Engine, t: int) -> dict[str, Any]:
     """The figures of an evaluation, with what the hosts' own part of it releases in the ledger."""
-    evaluation = engine.evaluate(algorithm.global_weights(server), t)
+    trained, weights = algorithm.global_weights(server), algorithm.result_weights(server)
+    if weights is not trained:
+        server.note(accuracy_of_trained_head=engine.evaluate(trained, t).accuracy)
+    evaluation = engine.evaluate(weights, t)
     if engine.evaluation is not None:
         for i in engine.evaluated:
             server.ledger.add(i, "evaluation", engine.evaluation)
@@ -270,7 +274,7 @@ def _images(prepared: Prepared, server: Server) -> Samples | None:
 
 def _models(algorithm: Algorithm, server: Server, engine: Engine) -> Weights:
     """The global model, or everybody's own as ``<client>.<name>``; those that stay with their hosts are not to be had."""
-    weights, states = algorithm.global_weights(server), engine.states()
+    weights, states = algorithm.result_weights(server), engine.states()
     if not algorithm.personal or not states:
         return weights
     own = {i: algorithm.personal_weights(state, weights) for i, state in states.items()}

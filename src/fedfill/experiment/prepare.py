@@ -121,8 +121,15 @@ def prepare(
         federation = replace(federation, notes=(*federation.notes, note))
     name, wanted = experiment.model, {**(needs or {}), **dict.fromkeys(settings.needs(), kind.name)}
     if model is None:
-        if name == "auto":
+        if name == "auto" and kind.network:
+            name = kind.network
+        elif name == "auto":
             name, model_settings = choose(federation.shape, model_settings, wanted)
+        if name == kind.network:
+            samples = sum(len(client.train) for client in federation.clients)
+            own = settings.network_settings(samples, len(federation.clients))
+            given = model_settings.model_fields_set
+            model_settings = model_settings.model_copy(update={k: v for k, v in own.items() if k not in given})
         network: nn.Module = build(
             name,
             federation.shape,
@@ -149,12 +156,17 @@ def prepare(
             require_fit(network, federation, settings.batch_size)
     require_parts(network, settings.needs(), kind.name)
     sample = (federation.test if len(federation.test) else federation.sample).inputs[:1]
-    settings = settings.resolved(rounds=experiment.rounds, model=network, inputs=sample)
+    rounds = 1 if kind.single_round else experiment.rounds
+    if rounds != experiment.rounds:
+        note = f"rounds: {kind.name} takes one round, and no more are run."
+        federation = replace(federation, notes=(*federation.notes, note))
+    settings = settings.resolved(rounds=rounds, model=network, inputs=sample)
     spare = (1 if kind.pooled else cohort) - experiment.min_replies
     federation = with_lone_samples_noted(network, federation, settings, sample, spare)
     final = experiment.model_copy(
         update={
             "clients": len(federation.clients),
+            "rounds": rounds,
             "model": name,
             "settings": settings.model_dump(),
             "model_settings": {} if model is not None else record_of(name, model_settings),

@@ -107,6 +107,17 @@ def output_of(module: nn.Module) -> Iterator[list[Tensor]]:
 
 
 @contextmanager
+def inputs_of(module: nn.Module) -> Iterator[list[Tensor]]:
+    """Collect what a module receives each time that it is called for a while."""
+    seen: list[Tensor] = []
+    hook = module.register_forward_pre_hook(lambda _module, inputs: seen.append(inputs[0]))
+    try:
+        yield seen
+    finally:
+        hook.remove()
+
+
+@contextmanager
 def draws_from(model: nn.Module, generator: torch.Generator) -> Iterator[None]:
     """Let the random layers of `model` draw from `generator` for a while."""
     layers = [layer for layer in model.modules() if isinstance(layer, Dropout | Gaussian)]

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Sequence
+from contextlib import ExitStack
 
 import torch
 from torch import Tensor, nn
 
 from fedfill.data.samples import normalise
 from fedfill.errors import FedfillError
+from fedfill.models.layers import output_of
 from fedfill.tree import Weights
 
 NORMALISATION = "normalisation layers"
@@ -148,3 +151,42 @@ def require_linear_head(model: nn.Module, inputs: Tensor, algorithm: str) -> nn.
         f"model: {algorithm} trains classifier(encoder(x)) and nothing beside it, and {name} makes {what}; "
         f"allowed: embeddings of shape [samples, {size}], and a forward that is classifier(encoder(x))"
     )
+
+
+def last_linear(model: nn.Module, inputs: Tensor, algorithm: str) -> str:
+    """Where a model's last layer is, for what fits that layer alone.
+
+    Args:
+        model: Any; it is tried in evaluation mode.
+        inputs: Of one sample, normalised or as bytes, ``[1, ...]``.
+        algorithm: For the error's sentence.
+
+    Returns:
+        The path of the linear layer whose outputs are the model's scores; of several the last.
+
+    Raises:
+        FedfillError: Where no linear layer's outputs are.
+    """
+    linear = [(name, module) for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+    training = model.training
+    with torch.no_grad(), ExitStack() as stack:
+        seen = {name: stack.enter_context(output_of(module)) for name, module in linear}
+        scores = model.eval()(normalise(inputs))
+    model.train(training)
+    for name in reversed(seen):
+        if len(seen[name]) == 1 and torch.equal(seen[name][0], scores):
+            return name
+    raise FedfillError(
+        f"model: {algorithm} fits the last layer of a network, and what {type(model).__name__} returns is not the output of a "
+        "torch.nn.Linear; allowed: a built-in network, or a module whose forward ends with a linear layer"
+    )
+
+
+def radius(model: nn.Module) -> float:
+    """Length of the longest feature vector that a model's ``encoder`` can make; infinite where nothing bounds it."""
+    encoder = getattr(model, "encoder", None)
+    if getattr(model, "projection", None) is not None:
+        return math.inf
+    if isinstance(getattr(encoder, "activation", None), nn.Sigmoid):
+        return math.sqrt(encoder.mu.out_features)  # type: ignore[union-attr,arg-type]
+    return float(getattr(encoder, "radius", math.inf))

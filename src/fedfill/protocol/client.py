@@ -74,6 +74,8 @@ class Client:
         batches: Makes the mini-batches of a training.
         secret: Makes a stream of noise that nobody else can follow; None: noise comes from the seed.
         unlabelled: The client's samples without labels; None: it has none, and the attribute is empty.
+        hidden: Whether the server gets no single reply of a call to `Server.sum`, but the sum alone.
+        scratch: What may be computed again at any time, such as features of a frozen network; it is no part of the state.
     """
 
     def __init__(
@@ -92,6 +94,8 @@ class Client:
         batches: Callable[[Samples, LocalTraining], Iterator[Batch]] = lambda data, training: iter(()),
         secret: Callable[[str], torch.Generator] | None = None,
         unlabelled: Samples | None = None,
+        hidden: bool = False,
+        scratch: dict[str, Any] | None = None,
     ) -> None:
         self.id = id
         self.round = round
@@ -100,7 +104,9 @@ class Client:
         self.classes = classes
         self.state = state
         self.initial = initial
+        self.hidden = hidden
         self.releases: dict[str, Release] = {}
+        self.scratch = {} if scratch is None else scratch
         self._seed = seed
         self._resident = resident
         self._fit = fit

@@ -1,0 +1,306 @@
+"""Heads: the last linear layer of a frozen network, fitted by sums that do not depend on how records lie on clients.
+
+`Head` is the base of the algorithms that do nothing else, in one round. Each of them is also a value of ``head=``, with which
+an algorithm that trains one global model fits its last layer anew (`fedfill.algorithms._composition`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar, Literal, Self
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from fedfill import tree
+from fedfill.algorithms._base import Algorithm
+from fedfill.algorithms._values import Method, able
+from fedfill.data.samples import Samples, normalise
+from fedfill.errors import FedfillError
+from fedfill.models.layers import inputs_of
+from fedfill.models.views import last_linear, radius
+from fedfill.protocol.client import BoundHandler, Client, client_handler
+from fedfill.protocol.messages import Message
+from fedfill.protocol.server import Server
+from fedfill.protocol.sums import Collected, Sums, collect, contribute
+from fedfill.statistics.noise import NoisySums
+from fedfill.statistics.heads import LinearHead
+from fedfill.statistics.sums import GRID, Statistic
+from fedfill.tree import Tree, Weights
+
+CHUNK = 500
+"""Records whose features are computed at once."""
+
+
+@dataclass(frozen=True)
+class Ask(Message):
+    """Server to client: the request for sums over the features of a network.
+
+    Attributes:
+        weights: Those tensors of the network that are no longer what everybody has from the start.
+        clients: How many clients are asked.
+    """
+
+    weights: Weights
+    clients: int
+
+
+@dataclass(frozen=True)
+class Layer:
+    """The last linear layer of a network.
+
+    Attributes:
+        path: Its name among the modules.
+        features: Length d of what it receives.
+        classes: How many scores it returns.
+        radius: Length of the longest feature vector; infinite where nothing bounds it.
+    """
+
+    path: str
+    features: int
+    classes: int
+    radius: float
+
+    @classmethod
+    def of(cls, model: nn.Module, inputs: Tensor, algorithm: str) -> Layer:
+        """That of a model, tried on one sample ``[1, ...]``."""
+        path = last_linear(model, inputs, algorithm)
+        linear = model.get_submodule(path)
+        assert isinstance(linear, nn.Linear)
+        return cls(path, linear.in_features, linear.out_features, radius(model))
+
+    def holding(self, head: LinearHead, like: Weights) -> Weights:
+        """A head as the tensors of the layer, in the types of `like`."""
+        found = {f"{self.path}.weight": head.weight, f"{self.path}.bias": head.bias}
+        return {name: x.to(like[name]) for name, x in found.items() if name in like}
+
+
+def features(client: Client, weights: Weights, layer: Layer, *, keep: bool = False) -> Iterator[tuple[Tensor, Tensor]]:
+    """What the last layer receives for each of a client's records, in evaluation mode, one pass over the data.
+
+    Args:
+        client: Whose records they are.
+        weights: Of the network.
+        layer: Its last.
+        keep: Whether they are kept for the next pass over the same network, as 16-bit numbers; for features no longer than 1.
+
+    Yields:
+        Features ``[b, d]`` and labels ``[b]`` of some hundred records.
+    """
+    labels = client.data.labels
+    ends = [slice(start, start + CHUNK) for start in range(0, len(labels), CHUNK)]
+    network = tree.sha256({name: x for name, x in weights.items() if not name.startswith(layer.path)}) if keep else ""
+    known = client.scratch.get("features", ("", []))
+    if keep and known[0] == network:
+        for end, z in zip(ends, known[1], strict=True):
+            client.check()
+            yield z.to(torch.float64).mul_(2.0**-GRID), labels[end]
+        return
+    model, kept = client.model(weights), []
+    linear = model.get_submodule(layer.path)
+    for end in ends:
+        client.check()
+        with torch.no_grad(), inputs_of(linear) as seen:
+            model(normalise(client.data.inputs[end]))
+        if keep:
+            kept.append((seen[0].double() * 2.0**GRID).trunc_().to(torch.int16))
+        yield seen[0], labels[end]
+    if keep:
+        client.scratch["features"] = (network, kept)
+
+
+class Head(NoisySums, Algorithm):
+    """An algorithm that fits the last layer of a frozen network, by sums over all clients' records."""
+
+    single_round = True
+    network: ClassVar[str] = "features"
+    biased: ClassVar[bool] = False
+    """Whether the head has a bias, which the layer must have then."""
+
+    @classmethod
+    def axes(cls) -> list[str]:
+        """A head is a value for ``head`` alone."""
+        return ["head"]
+
+    # What a head is
+
+    def statistic(self, layer: Layer) -> Statistic:
+        """What is summed over the records."""
+        raise NotImplementedError
+
+    def solve(self, server: Server, collected: Collected, layer: Layer, weights: Weights) -> LinearHead:
+        """The head that follows from the sums.
+
+        Args:
+            server: For the record, and for streams.
+            collected: Sums over all clients, and the noise on them.
+            layer: Which is fitted.
+            weights: Of the network, the layer's own of before among them.
+
+        Returns:
+            Weights and biases of the layer.
+        """
+        raise NotImplementedError
+
+    def check_network(self, model: nn.Module, inputs: Tensor) -> None:
+        """Refuse a network whose last layer can't be fitted with these settings.
+
+        Args:
+            model: The network of the run.
+            inputs: Of one sample as they are stored, ``[1, ...]``.
+
+        Raises:
+            FedfillError: Where it has no last linear layer, or one without a bias or a bound that are needed.
+        """
+        layer = Layer.of(model, inputs, self.name)
+        if self.biased and model.get_submodule(layer.path).bias is None:
+            raise FedfillError(f"model: {self.name} gives each class a bias, and the layer {layer.path} has none")
+        if self.target_epsilon is not None and not math.isfinite(layer.radius):
+            raise FedfillError(
+                f"target_epsilon: found {self.target_epsilon:g} on features that nothing bounds, so that no noise gives a guarantee; "
+                "allowed with --model features, or with latent_activation=sigmoid"
+            )
+        self.statistic(layer)  # refuses what does not fit into memory
+
+    # What it does as an algorithm of its own
+
+    def resolved(self, *, rounds: int, model: nn.Module, inputs: Tensor) -> Self:
+        """Refuse networks whose last layer can't be fitted."""
+        self.check_network(model, inputs)
+        return super().resolved(rounds=rounds, model=model, inputs=inputs)
+
+    def round(self, server: Server, t: int) -> None:
+        """Ask everybody for sums, and fit the head."""
+        server.state.weights = self.fit_head(server, server.state.weights, self.sums)
+
+    @client_handler
+    def sums(self, client: Client, message: Ask) -> Sums:
+        """Sums over the client's records."""
+        return self.answer(client, {**client.initial, **message.weights}, message)
+
+    # What an algorithm with this head calls
+
+    def fit_head(self, server: Server, weights: Weights, handler: BoundHandler) -> Weights:
+        """One exchange with all clients, and the network with the head that follows.
+
+        Args:
+            server: What the algorithm sees.
+            weights: Of the network.
+            handler: Answers with what `answer` returns.
+
+        Returns:
+            The weights, those of the last layer new.
+        """
+        whole = {**server.initial, **weights}
+        layer = Layer.of(server.model(whole), server.sample.inputs, self.name)
+        statistic = self.statistic(layer)
+        message = Ask(changed(server, weights), server.clients)
+        collected = collect(server, handler, message, statistic, self.noise(statistic), purpose=f"{self.name} sums")
+        head = self.solve(server, collected, layer, whole)
+        return {**weights, **layer.holding(head, weights)}
+
+    def answer(self, client: Client, weights: Weights, message: Ask, data: Samples | None = None) -> Sums:
+        """A client's sums over the features of a network, in its handler.
+
+        Args:
+            client: Whose records they are.
+            weights: Of the whole network.
+            message: As received.
+            data: Records in place of the client's own.
+
+        Returns:
+            The reply.
+        """
+        layer = Layer.of(client.model(weights), blank(client.data), self.name)
+        statistic = self.statistic(layer)
+        records = features(client, weights, layer)
+        return contribute(
+            client, statistic, records, self.noise(statistic), message.clients, purpose=f"{self.name} sums"
+        )
+
+
+class Headed(Algorithm):
+    """An algorithm whose last layer may be fitted anew, after the last round or after every few."""
+
+    shares_head: ClassVar[bool] = False
+    """Whether the last layer of a `personal` algorithm's models is one for all."""
+
+
+    # left out where they are as they come, so that digests of runs without a head stay as they were
+    head: Method = Field(default=None, exclude_if=lambda value: value is None)
+    """What fits the last layer anew from sums over all clients, with its settings, such as fed3r or ccvr; none: nothing."""
+    head_every: int | None = Field(default=None, ge=1, exclude_if=lambda value: value is None)
+    """Rounds from one new head to the next, the last round always; none: after the last round alone."""
+    head_mode: Literal["beside", "replace"] = Field(default="beside", exclude_if=lambda value: value == "beside")
+    """Whether a new head is evaluated and kept beside the trained one (beside), or training goes on from it (replace)."""
+
+    def _check_head(self, model: nn.Module, inputs: Tensor) -> None:
+        """Refuse a head where it can't be fitted, or would void what the algorithm promises."""
+        if self.head is None:
+            for name in ("head_every", "head_mode"):
+                if (value := getattr(self, name)) != type(self).model_fields[name].default:
+                    raise FedfillError(f"{name}: found {value} without a head; allowed with head={', '.join(able('head'))}")
+            return
+        if self.personal and not self.shares_head:
+            raise FedfillError(
+                f"head: found {self.head.name} with {self.name}, whose clients have last layers of their own; allowed: none"
+            )
+        self.head.check_network(model, inputs)
+
+    def server_state(self, initial: Weights) -> dict[str, Tree]:
+        """What the algorithm keeps, and the last layer that was fitted."""
+        return {**super().server_state(initial), **({} if self.head is None else {"head": None})}
+
+    def resolved(self, *, rounds: int, model: nn.Module, inputs: Tensor) -> Self:
+        """Refuse a head that can't be fitted to this network."""
+        self._check_head(model, inputs)
+        return super().resolved(rounds=rounds, model=model, inputs=inputs)
+
+    def conclude(self, server: Server, t: int) -> None:
+        """Fit the last layer anew where it is due, by sums over all clients."""
+        if self.head is None:
+            return
+        server.state.head = None
+        if (t + 1) % (self.head_every or server.rounds) and t + 1 != server.rounds:
+            return
+        weights = self.global_weights(server)
+        fitted = self.head.fit_head(server, weights, self.head_sums)
+        new = {name: x for name, x in fitted.items() if x is not weights[name]}
+        if self.head_mode == "replace":
+            server.state.weights = {**server.state.weights, **new}
+        else:
+            server.state.head = new
+
+    @client_handler
+    def head_sums(self, client: Client, message: Ask) -> Sums:
+        """Sums over the client's labelled records, by its own model where it has one."""
+        weights = {**client.initial, **message.weights}
+        if self.personal:
+            weights = self.personal_weights(client.state.tree(), weights)
+        reply: Sums = self.head.answer(client, weights, message)
+        return reply
+
+    def result_weights(self, server: Server) -> Weights:
+        """The global model, with the last layer that was fitted."""
+        weights = self.global_weights(server)
+        new = server.state.head if self.head is not None else None
+        return weights if new is None else {**weights, **new}
+
+
+def changed(server: Server, weights: Weights) -> Weights:
+    """The tensors of a network that are not the initial ones, which everybody has: the others need not be sent."""
+    return {name: x for name, x in weights.items() if not torch.equal(x, server.initial[name])}
+
+
+def sound_counts(collected: Collected) -> Tensor:
+    """Records of each class, ``[C]``: under noise a class that can't be told from none counts as one that nobody holds."""
+    counts, std = collected.sums["counts"], collected.stds["counts"]
+    return torch.where(counts > 3 * std, counts.clamp(min=max(1.0, 3 * std)), 0.0) if std else counts
+
+
+def blank(data: Samples) -> Tensor:
+    """One sample of nothing, of the shape of a client's, who may have none."""
+    return data.inputs.new_zeros(1, *data.inputs.shape[1:])

@@ -1,0 +1,57 @@
+"""Fed3R: Fanì et al., "Accelerating Heterogeneous Federated Learning with Closed-form Classifiers", ICML 2024.
+
+AFL (He et al., CVPR 2025) has the same solution, by inverses that clients send in place of sums. See ``docs/algorithms/fed3r.md``.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from fedfill.algorithms._heads import Head, Layer
+from fedfill.protocol.server import Server
+from fedfill.protocol.sums import Collected
+from fedfill.statistics.heads import LinearHead
+from fedfill.statistics.ridge import Spectrum, choose_lambda, noisy_ridge
+from fedfill.statistics.sums import Statistic, class_moments
+from fedfill.tree import Weights
+
+
+class Fed3R(Head):
+    """Ridge regression on one-hot labels, from the sums of z z' and z e_y' over all records, in one round.
+
+    Use it first where clients lack classes: every split gives the same model, and noise at each site costs little.
+    """
+
+    name = "fed3r"
+
+    ridge_lambda: Literal["gcv", "evidence"] | Annotated[float, Field(ge=0, allow_inf_nan=False)] = "gcv"
+    """Ridge penalty: chosen by generalised cross-validation (gcv) or by the evidence (evidence), both from the sums alone, or a number. Under noise its spectrum decides, and gcv and evidence stand for that."""
+    column_norm: bool = False
+    """Whether each class's weights are scaled to length 1, a heuristic against uneven classes."""
+
+    def statistic(self, layer: Layer) -> Statistic:
+        """G, M, and without noise N: the noisy ridge needs no counts."""
+        return class_moments(
+            layer.features, layer.classes, radius=layer.radius, counts=self.target_epsilon is None
+        )
+
+    def solve(self, server: Server, collected: Collected, layer: Layer, weights: Weights) -> LinearHead:
+        """W = (G + lambda I)^-1 M."""
+        sums, std = collected.sums, collected.stds["gram"] / math.sqrt(2)
+        if std:
+            lam = None if isinstance(self.ridge_lambda, str) else self.ridge_lambda
+            head, lam = noisy_ridge(sums["gram"], sums["moments"], std, lam, column_norm=self.column_norm)
+            server.note(ridge_lambda=lam)
+            return head
+        counts, spectrum = sums["counts"], Spectrum.of(sums["gram"], sums["moments"])
+        lam, n = self.ridge_lambda, float(counts.sum())
+        if isinstance(lam, str):
+            choice = choose_lambda(spectrum, n, lam)
+            lam = choice.lam
+            if choice.end is not None:
+                server.warn(f"ridge_lambda: {self.ridge_lambda} chose the {choice.end} of its grid, {lam:g}.")
+        server.note(ridge_lambda=lam, effective_parameters=spectrum.effective_parameters(lam))
+        return spectrum.solution(lam, counts, self.column_norm)

@@ -1,0 +1,154 @@
+"""Sums: what a statistic of each record comes to over all clients, noised once, in one exchange.
+
+A handler says what is summed, and over which features; noise, ledger, bytes and what becomes of a lost reply follow here::
+
+    @client_handler
+    def sums(self, client, message):
+        return contribute(client, statistic, features, self.noise(statistic), message.clients)
+
+    def round(self, server, t):
+        collected = collect(server, self.sums, message, statistic, self.noise(statistic))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedfill.errors import FedfillError
+from fedfill.privacy import sums as privacy
+from fedfill.protocol.client import BoundHandler, Client
+from fedfill.protocol.messages import Message
+from fedfill.protocol.server import Server
+from fedfill.statistics.noise import Noise
+from fedfill.statistics.sums import Statistic, as_joined, as_sent, summed
+from fedfill.tree import Weights
+
+
+@dataclass(frozen=True)
+class Sums(Message):
+    """Client to server: sums over its records, and nothing beside them.
+
+    Attributes:
+        sums: By block; symmetric matrices as upper triangles. Whole numbers where no noise is on them, else float32.
+    """
+
+    sums: Weights
+
+
+@dataclass(frozen=True)
+class Collected:
+    """What came of one exchange.
+
+    Attributes:
+        sums: By block, over all clients that answered, float64; symmetric matrices whole.
+        stds: By block: standard deviation of the noise on a coordinate, off the diagonal of a symmetric matrix by the root
+            of 2 less; 0 without noise.
+        replies: How many clients are in it.
+    """
+
+    sums: Weights
+    stds: Mapping[str, float]
+    replies: int
+
+
+def contribute(
+    client: Client,
+    statistic: Statistic,
+    records: Iterable[tuple[Tensor, Tensor]],
+    noise: Noise | None,
+    clients: int,
+    purpose: str = "sums",
+) -> Sums:
+    """A client's sums, with the noise that is its own to add, declared as what they release.
+
+    Args:
+        client: Whose records they are.
+        statistic: What is summed.
+        records: Chunks of features and labels.
+        noise: On this exchange; None: none.
+        clients: How many were asked.
+        purpose: Names the stream of the noise; another one for each exchange of a round.
+
+    Returns:
+        The reply.
+    """
+    sums = as_sent(statistic, summed(statistic, records))
+    factor = noise.factor(clients) if noise is not None else 0.0
+    if noise is not None and factor:
+        stream = client.noise(purpose)
+        real = as_joined(statistic, sums)
+        # a float32 is made of what carries the noise already, so its rounding tells nothing
+        sums = {
+            name: privacy.add_noise(x, factor * noise.stds[name], statistic.blocks[name].symmetric, stream).float()
+            for name, x in real.items()
+        }
+    bounds, stds = statistic.bounds(), noise.stds if noise is not None else {}
+    trust = "none" if noise is None else noise.trust
+    honest = noise.needed(clients) if noise is not None else 1
+    client.release("sums", privacy.released(bounds, stds, trust, clients, honest, hidden=client.hidden))
+    return Sums(sums)
+
+
+def collect(
+    server: Server,
+    handler: BoundHandler,
+    message: Message,
+    statistic: Statistic,
+    noise: Noise | None,
+    purpose: str = "sums",
+) -> Collected:
+    """The sums over all clients that can be reached.
+
+    Args:
+        server: What the algorithm sees.
+        handler: Answers with `contribute`.
+        message: To every client.
+        statistic: As the handler has it.
+        noise: Likewise.
+        purpose: Likewise.
+
+    Returns:
+        Sums that are exactly those of the clients that answered; the others are in the record.
+
+    Raises:
+        FedfillError: Where too few are left for the noise of ``secure``.
+    """
+    everyone = range(server.clients)
+    template = statistic.template()
+    if noise is not None and noise.trust != "server":
+        template = {name: x.to(torch.float64) for name, x in template.items()}
+    replies, sums = server.sum(everyone, handler, message, of={"sums": template})
+    m, clients = len(replies), server.clients
+    if noise is not None and m < noise.needed(clients):
+        raise FedfillError(
+            f"honest: {m} of {clients} clients answered, and with trust=secure the sum may be opened from {noise.needed(clients)} "
+            "on, whose shares of the noise make the whole of it; nothing was opened, and 'fedfill resume' asks again"
+        )
+    joined = as_joined(statistic, sums["sums"])
+    stds = dict.fromkeys(joined, 0.0)
+    if noise is not None:
+        stds = {name: std * noise.in_the_sum(m, clients) for name, std in noise.stds.items()}
+        if noise.trust == "server":
+            stream = server.noise(purpose, joined)
+            joined = {
+                name: privacy.add_noise(x, stds[name], statistic.blocks[name].symmetric, stream)
+                for name, x in joined.items()
+            }
+    whole = {name: privacy.unpack(x) if statistic.blocks[name].symmetric else x for name, x in joined.items()}
+    _note(server, m)
+    return Collected(whole, stds, m)
+
+
+def _note(server: Server, replies: int) -> None:
+    """Who is not in the sum is in the record, in words too: the answer is that of the others' records."""
+    if replies < server.clients:
+        missing = sorted({loss["client"] for loss in server.lost})
+        server.warn(
+            f"The sums are those of {replies} of {server.clients} clients; not in them: {', '.join(map(str, missing[:10]))}"
+            f"{', ...' if len(missing) > 10 else ''}."
+        )
+

@@ -1,0 +1,1 @@
+"""Bounded sums over records, and what follows from them: features, heads, calibration."""

@@ -1,0 +1,77 @@
+"""The Gaussian noise on sums, and the settings that say whose it is and how much."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from fedfill.privacy import sums as privacy
+from fedfill.statistics.sums import Statistic
+
+
+@dataclass(frozen=True)
+class Noise:
+    """The Gaussian noise on one exchange of sums.
+
+    Attributes:
+        trust: Who adds it.
+        stds: By block: standard deviation on each coordinate of a sum that carries the whole noise once.
+        honest: With ``secure``: so many clients at least must add their share; None: two thirds of those asked.
+    """
+
+    trust: Literal["site", "secure", "server"]
+    stds: Mapping[str, float]
+    honest: int | None = None
+
+    def needed(self, clients: int) -> int:
+        """How many replies the sum must have before it may be opened, of so many clients that are asked."""
+        return min(clients, self.honest or privacy.honest_default(clients)) if self.trust == "secure" else 1
+
+    def factor(self, clients: int) -> float:
+        """What a client multiplies the standard deviations by."""
+        return privacy.client_factor(self.trust, clients, self.needed(clients))
+
+    def in_the_sum(self, replies: int, clients: int) -> float:
+        """What the noise in a sum of so many replies is multiplied by."""
+        return privacy.sum_factor(self.trust, replies, self.needed(clients))
+
+
+class NoisySums(BaseModel):
+    """Whose noise protects the sums, and how much: settings of an algorithm that sends sums."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
+    trust: Literal["site", "secure", "server"] = "site"
+    """Who adds the noise of target_epsilon: each client all of it, so that nobody has to be trusted (site), each a share, where the server sees the sum alone (secure), or the server, which has to be trusted (server)."""
+    target_epsilon: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    """Epsilon of all sums together for one record that is added or removed; none: no noise and no guarantee."""
+    target_delta: float = Field(default=1e-5, ge=1e-12, lt=1)
+    """Delta of target_epsilon."""
+    honest: int | None = Field(default=None, ge=1)
+    """With trust=secure: how many clients at least add their share and keep it to themselves; none: two thirds of them."""
+
+    @model_validator(mode="after")
+    def _honest_with_secure_alone(self) -> Self:
+        if self.honest is not None and self.trust != "secure":
+            raise ValueError(f"honest: found {self.honest} with trust={self.trust}; allowed with trust=secure alone")
+        return self
+
+    def noise(self, statistic: Statistic, share: float = 1.0) -> Noise | None:
+        """The noise on one exchange.
+
+        Args:
+            statistic: What is summed.
+            share: Of the squared mu that `target_epsilon` allows; those of all exchanges add up to 1.
+
+        Returns:
+            The noise; None where there is none.
+        """
+        if self.target_epsilon is None:
+            return None
+        mu = privacy.mu_for(self.target_epsilon, self.target_delta) * math.sqrt(share)
+        bounds = statistic.bounds()
+        return Noise(self.trust, privacy.stds(bounds, privacy.shares(bounds), mu), self.honest)
