@@ -1,0 +1,1 @@
+"""What is learned from sums over all records."""
