@@ -1,0 +1,66 @@
+"""Eigenvalues of a Gram matrix under Gaussian noise: where the noise ends, and what is left above it.
+
+A symmetric matrix of independent noise has its eigenvalues between -edge and edge (Wigner's semicircle).
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+SIGNAL = 4.0
+"""How far the signal of a direction, n/d, must stand above the noise for `dimension_for`; found by experiment, flat."""
+
+
+def noise_edge(off_diagonal_std: float, d: int) -> float:
+    """The largest eigenvalue of the noise, about: 2 s sqrt(d).
+
+    Args:
+        off_diagonal_std: s, of the noise in the sum, off the diagonal; on it, it is sqrt(2) s.
+        d: Rows of the matrix.
+
+    Returns:
+        The edge, 0 or more.
+    """
+    return 2 * off_diagonal_std * math.sqrt(d)
+
+
+def clipped(eigenvalues: Tensor) -> Tensor:
+    """Negative eigenvalues at 0: a Gram matrix has none."""
+    return eigenvalues.clamp(min=0)
+
+
+def shrunk(eigenvalues: Tensor, edge: float) -> Tensor:
+    """The best shrinkage in Frobenius norm of eigenvalues that stand out of noise (the spiked model).
+
+    An eigenvalue l of the matrix shows at w = l + (edge/2)^2 / l, turned by the noise; sqrt(w^2 - edge^2) is what it is
+    worth, and below the edge nothing. See Gavish and Donoho, "Optimal Shrinkage of Singular Values", 2017.
+
+    Args:
+        eigenvalues: w, of any shape.
+        edge: See `noise_edge`.
+
+    Returns:
+        Of the same shape, 0 or more.
+    """
+    return torch.where(eigenvalues > edge, (eigenvalues**2 - edge**2).clamp(min=0).sqrt(), 0.0)
+
+
+def dimension_for(n: float, off_diagonal_std: float) -> int:
+    """How many features the noise lets one use, from public numbers alone, for features of length 1.
+
+    The signal of a direction is about n/d, the noise grows as sqrt(d): d = (4n / (2 s))^(2/3).
+
+    Args:
+        n: Records.
+        off_diagonal_std: s, as in `noise_edge`.
+
+    Returns:
+        A power of 2 from 64 to 2,048, the nearest by ratio.
+    """
+    if off_diagonal_std <= 0:
+        return 2048
+    best = (SIGNAL * max(n, 1) / (2 * off_diagonal_std)) ** (2 / 3)
+    return int(2 ** min(max(round(math.log2(best)), 6), 11))
