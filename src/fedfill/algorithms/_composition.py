@@ -9,20 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Self
 
-from pydantic import BeforeValidator, Field, PlainSerializer, ValidationInfo
 from torch import Tensor, nn
 
 from fedfill.algorithms._heads import Headed
 from fedfill.algorithms._messages import Broadcast, Contribution, Start, Update
 from fedfill.algorithms._values import Method
 from fedfill.data.samples import Samples
-from fedfill.errors import ContractError, FedfillError, checked, did_you_mean
+from fedfill.errors import ContractError, FedfillError
 from fedfill.models.views import weights_of
-from fedfill.protocol.client import BoundHandler, Client, client_handler
+from fedfill.protocol.client import BoundHandler, Client
 from fedfill.protocol.server import Server
-from fedfill.protocol.sums import Sums
 from fedfill.training.fit import Loss
 from fedfill.tree import Tree, Weights
 

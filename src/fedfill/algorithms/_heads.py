@@ -26,8 +26,8 @@ from fedfill.protocol.client import BoundHandler, Client, client_handler
 from fedfill.protocol.messages import Message
 from fedfill.protocol.server import Server
 from fedfill.protocol.sums import Collected, Sums, collect, contribute
-from fedfill.statistics.noise import NoisySums
 from fedfill.statistics.heads import LinearHead
+from fedfill.statistics.noise import NoisySums
 from fedfill.statistics.sums import GRID, Statistic
 from fedfill.tree import Tree, Weights
 
@@ -228,7 +228,6 @@ class Headed(Algorithm):
     shares_head: ClassVar[bool] = False
     """Whether the last layer of a `personal` algorithm's models is one for all."""
 
-
     # left out where they are as they come, so that digests of runs without a head stay as they were
     head: Method = Field(default=None, exclude_if=lambda value: value is None)
     """What fits the last layer anew from sums over all clients, with its settings, such as fed3r or ccvr; none: nothing."""
@@ -242,7 +241,9 @@ class Headed(Algorithm):
         if self.head is None:
             for name in ("head_every", "head_mode"):
                 if (value := getattr(self, name)) != type(self).model_fields[name].default:
-                    raise FedfillError(f"{name}: found {value} without a head; allowed with head={', '.join(able('head'))}")
+                    raise FedfillError(
+                        f"{name}: found {value} without a head; allowed with head={', '.join(able('head'))}"
+                    )
             return
         if self.personal and not self.shares_head:
             raise FedfillError(

@@ -28,30 +28,28 @@ class Fed3R(Head):
     name = "fed3r"
 
     ridge_lambda: Literal["gcv", "evidence"] | Annotated[float, Field(ge=0, allow_inf_nan=False)] = "gcv"
-    """Ridge penalty: chosen by generalised cross-validation (gcv) or by the evidence (evidence), both from the sums alone, or a number. Under noise its spectrum decides, and gcv and evidence stand for that."""
+    """Ridge penalty: chosen by generalised cross-validation (gcv) or by the evidence (evidence), both from the sums alone, or a number. Under noise a multiple of the noise's largest eigenvalue, by rule an eighth."""
     column_norm: bool = False
     """Whether each class's weights are scaled to length 1, a heuristic against uneven classes."""
 
     def statistic(self, layer: Layer) -> Statistic:
         """G, M, and without noise N: the noisy ridge needs no counts."""
-        return class_moments(
-            layer.features, layer.classes, radius=layer.radius, counts=self.target_epsilon is None
-        )
+        return class_moments(layer.features, layer.classes, radius=layer.radius, counts=self.target_epsilon is None)
 
     def solve(self, server: Server, collected: Collected, layer: Layer, weights: Weights) -> LinearHead:
         """W = (G + lambda I)^-1 M."""
         sums, std = collected.sums, collected.stds["gram"] / math.sqrt(2)
         if std:
-            lam = None if isinstance(self.ridge_lambda, str) else self.ridge_lambda
-            head, lam = noisy_ridge(sums["gram"], sums["moments"], std, lam, column_norm=self.column_norm)
-            server.note(ridge_lambda=lam)
-            return head
+            # every feature vector has the same length, so that the trace tells how many there are
+            n = float(sums["gram"].trace()) / layer.radius**2
+            strength = None if isinstance(self.ridge_lambda, str) else self.ridge_lambda
+            return noisy_ridge(sums["gram"], sums["moments"], n, std, strength=strength)
         counts, spectrum = sums["counts"], Spectrum.of(sums["gram"], sums["moments"])
-        lam, n = self.ridge_lambda, float(counts.sum())
-        if isinstance(lam, str):
-            choice = choose_lambda(spectrum, n, lam)
-            lam = choice.lam
+        n, given = float(counts.sum()), self.ridge_lambda
+        if isinstance(given, str):
+            choice = choose_lambda(spectrum, n, given)
             if choice.end is not None:
-                server.warn(f"ridge_lambda: {self.ridge_lambda} chose the {choice.end} of its grid, {lam:g}.")
-        server.note(ridge_lambda=lam, effective_parameters=spectrum.effective_parameters(lam))
-        return spectrum.solution(lam, counts, self.column_norm)
+                server.warn(f"ridge_lambda: {given} chose the {choice.end} of its grid, {choice.lam:g}.")
+            given = choice.lam
+        server.note(ridge_lambda=given, effective_parameters=spectrum.effective_parameters(given))
+        return spectrum.solution(given, counts, self.column_norm)

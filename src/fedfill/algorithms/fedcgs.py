@@ -38,9 +38,7 @@ class FedCGS(Head):
 
     def statistic(self, layer: Layer) -> Statistic:
         """M, N, and for a covariance G."""
-        return class_moments(
-            layer.features, layer.classes, radius=layer.radius, gram=self.covariance == "shared"
-        )
+        return class_moments(layer.features, layer.classes, radius=layer.radius, gram=self.covariance == "shared")
 
     def solve(self, server: Server, collected: Collected, layer: Layer, weights: Weights) -> LinearHead:
         """w_c = S^-1 mu_c, b_c = -mu_c' S^-1 mu_c / 2 + log pi_c."""

@@ -175,7 +175,7 @@ def last_linear(model: nn.Module, inputs: Tensor, algorithm: str) -> str:
     model.train(training)
     for name in reversed(seen):
         if len(seen[name]) == 1 and torch.equal(seen[name][0], scores):
-            return name
+            return str(name)
     raise FedfillError(
         f"model: {algorithm} fits the last layer of a network, and what {type(model).__name__} returns is not the output of a "
         "torch.nn.Linear; allowed: a built-in network, or a module whose forward ends with a linear layer"
@@ -188,5 +188,5 @@ def radius(model: nn.Module) -> float:
     if getattr(model, "projection", None) is not None:
         return math.inf
     if isinstance(getattr(encoder, "activation", None), nn.Sigmoid):
-        return math.sqrt(encoder.mu.out_features)  # type: ignore[union-attr,arg-type]
+        return math.sqrt(encoder.mu.out_features)  # type: ignore[union-attr]
     return float(getattr(encoder, "radius", math.inf))

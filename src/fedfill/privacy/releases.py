@@ -39,6 +39,8 @@ class Release(Record):
     conditions: tuple[str, ...] = ()
     conditional_mu: float | None = None
     sampled: tuple[float, float, int] | None = None
+    added_mu: float | None = None
+    conditional_added_mu: float | None = None
 
     def __post_init__(self) -> None:
         """Refuse what is no release, and write a mu without a bound as None; hosts' words arrive here unseen.

@@ -89,7 +89,7 @@ def contribute(
     bounds, stds = statistic.bounds(), noise.stds if noise is not None else {}
     trust = "none" if noise is None else noise.trust
     honest = noise.needed(clients) if noise is not None else 1
-    client.release("sums", privacy.released(bounds, stds, trust, clients, honest, hidden=client.hidden))
+    client.release("sums", privacy.released(statistic.words, bounds, stds, trust, clients, honest, client.hidden))
     return Sums(sums)
 
 
@@ -151,4 +151,3 @@ def _note(server: Server, replies: int) -> None:
             f"The sums are those of {replies} of {server.clients} clients; not in them: {', '.join(map(str, missing[:10]))}"
             f"{', ...' if len(missing) > 10 else ''}."
         )
-

@@ -65,10 +65,12 @@ class Statistic:
     Attributes:
         blocks: By name.
         add: Adds what records contribute.
+        words: What is summed, in plain words, for the account of privacy.
     """
 
     blocks: Mapping[str, Block]
     add: Add
+    words: str
 
     def bounds(self) -> dict[str, BlockBound]:
         """Of all blocks."""
@@ -169,9 +171,7 @@ def class_moments(
     if gram:
         blocks["gram"] = Block((d, d), privacy.gram(bounded, d), symmetric=True, bits=twice)
     if by_class:
-        blocks["class_grams"] = Block(
-            (classes, d, d), privacy.gram(bounded, d, classes), symmetric=True, bits=twice
-        )
+        blocks["class_grams"] = Block((classes, d, d), privacy.gram(bounded, d, classes), symmetric=True, bits=twice)
     if diagonal:
         # z * z is the diagonal of z z', and two of them differ by no more than two Gram matrices
         bound = BlockBound(bounded**2, 2**0.5 * bounded**2, d * classes)
@@ -188,11 +188,11 @@ def class_moments(
         if diagonal:
             sums["squares"].addmm_((z * z).T, y)
         if by_class:
-            for c in labels.unique().tolist():
+            for c in range(classes):
                 own = z[labels == c]
                 sums["class_grams"][c].addmm_(own.T, own)
 
-    return Statistic(blocks, add)
+    return Statistic(blocks, add, f"{', '.join(blocks)} of features")
 
 
 def require_memory(d: int, blocks: Mapping[str, Block]) -> None:
@@ -213,4 +213,4 @@ def plain_sum(d: int, *, radius: float = 1.0) -> Statistic:
     def add(sums: Weights, z: Tensor, labels: Tensor) -> None:
         sums["sum"] += z.sum(0)
 
-    return Statistic(blocks, add)
+    return Statistic(blocks, add, "sums of features")
