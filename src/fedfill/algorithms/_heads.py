@@ -158,11 +158,7 @@ class Head(NoisySums, Algorithm):
         layer = Layer.of(model, inputs, self.name)
         if self.biased and model.get_submodule(layer.path).bias is None:
             raise FedfillError(f"model: {self.name} gives each class a bias, and the layer {layer.path} has none")
-        if self.target_epsilon is not None and not math.isfinite(layer.radius):
-            raise FedfillError(
-                f"target_epsilon: found {self.target_epsilon:g} on features that nothing bounds, so that no noise gives a guarantee; "
-                "allowed with --model features, or with latent_activation=sigmoid"
-            )
+        bounded(self, layer)
         self.statistic(layer)  # refuses what does not fit into memory
 
     # What it does as an algorithm of its own
@@ -195,7 +191,7 @@ class Head(NoisySums, Algorithm):
             The weights, those of the last layer new.
         """
         whole = {**server.initial, **weights}
-        layer = Layer.of(server.model(whole), server.sample.inputs, self.name)
+        layer = layer_of(server, weights, self.name)
         statistic = self.statistic(layer)
         message = Ask(changed(server, weights), server.clients)
         collected = collect(server, handler, message, statistic, self.noise(statistic), purpose=f"{self.name} sums")
@@ -214,7 +210,7 @@ class Head(NoisySums, Algorithm):
         Returns:
             The reply.
         """
-        layer = Layer.of(client.model(weights), blank(client.data), self.name)
+        layer = Layer.of(client.model(weights), client.blank, self.name)
         statistic = self.statistic(layer)
         records = features(client, weights, layer)
         return contribute(
@@ -291,17 +287,30 @@ class Headed(Algorithm):
         return weights if new is None else {**weights, **new}
 
 
-def changed(server: Server, weights: Weights) -> Weights:
+def layer_of(server: Server, weights: Weights, algorithm: str) -> Layer:
+    """The last layer of a network at the server."""
+    return Layer.of(server.model({**server.initial, **weights}), server.sample.inputs, algorithm)
+
+
+def changed(server: Server, weights: Weights, but: Layer | None = None) -> Weights:
     """The tensors of a network that are not the initial ones, which everybody has: the others need not be sent."""
-    return {name: x for name, x in weights.items() if not torch.equal(x, server.initial[name])}
+    return {
+        name: x
+        for name, x in weights.items()
+        if not torch.equal(x, server.initial[name]) and (but is None or not name.startswith(f"{but.path}."))
+    }
+
+
+def bounded(settings: NoisySums, layer: Layer) -> None:
+    """Refuse noise on sums of features that nothing bounds."""
+    if settings.target_epsilon is not None and not math.isfinite(layer.radius):
+        raise FedfillError(
+            f"target_epsilon: found {settings.target_epsilon:g} on features that nothing bounds, so that no noise gives a guarantee; "
+            "allowed with --model features, or with latent_activation=sigmoid"
+        )
 
 
 def sound_counts(collected: Collected) -> Tensor:
     """Records of each class, ``[C]``: under noise a class that can't be told from none counts as one that nobody holds."""
     counts, std = collected.sums["counts"], collected.stds["counts"]
     return torch.where(counts > 3 * std, counts.clamp(min=max(1.0, 3 * std)), 0.0) if std else counts
-
-
-def blank(data: Samples) -> Tensor:
-    """One sample of nothing, of the shape of a client's, who may have none."""
-    return data.inputs.new_zeros(1, *data.inputs.shape[1:])

@@ -116,6 +116,11 @@ class Client:
         self._streams: dict[str, torch.Generator] = {}
         self._noises: dict[str, torch.Generator] = {}
 
+    @property
+    def blank(self) -> torch.Tensor:
+        """One input of nothing, ``[1, ...]``, of the type and shape of the client's, who may have none."""
+        return self.data.inputs.new_zeros(1, *self.data.inputs.shape[1:])
+
     def stream(self, purpose: str) -> torch.Generator:
         """The stream of randomness of (seed, purpose, round, client), on the data's device.
 

@@ -144,7 +144,7 @@ def one_hot(labels: Tensor, classes: int) -> Tensor:
 
 def class_moments(
     d: int, classes: int, *, radius: float = 1.0,
-    counts: bool = True, gram: bool = True, by_class: bool = False, diagonal: bool = False,
+    moments: bool = True, counts: bool = True, gram: bool = True, by_class: bool = False, diagonal: bool = False,
 ) -> Statistic:  # fmt: skip
     """Sums of features by class, and second moments: of all classes together or of each, whole or on the diagonal.
 
@@ -152,20 +152,23 @@ def class_moments(
         d: Length of a feature vector.
         classes: Number of classes.
         radius: Length of the longest feature vector; infinite where nothing bounds it.
+        moments: Whether the sums of z by class are in it, ``moments`` ``[d, classes]``.
         counts: Whether the numbers of records by class are in it, ``counts`` ``[classes]``.
         gram: Whether the sum of z z' over all records is in it, ``gram`` ``[d, d]``.
         by_class: Whether it is there for each class, ``class_grams`` ``[classes, d, d]``.
         diagonal: Whether the sums of z * z are there for each class, ``squares`` ``[d, classes]``.
 
     Returns:
-        The statistic; ``moments`` ``[d, classes]`` are always in it.
+        The statistic, with at least one of these.
 
     Raises:
         FedfillError: Where the sums would not fit into memory.
     """
     bounded = min(radius, _NO_BOUND)
     once, twice = (GRID, 2 * GRID) if radius <= FINE else (None, None)
-    blocks = {"moments": Block((d, classes), privacy.moments(bounded, d, classes), bits=once)}
+    blocks: dict[str, Block] = {}
+    if moments:
+        blocks["moments"] = Block((d, classes), privacy.moments(bounded, d, classes), bits=once)
     if counts:
         blocks["counts"] = Block((classes,), privacy.counts(classes), bits=0)
     if gram:
@@ -180,7 +183,8 @@ def class_moments(
 
     def add(sums: Weights, z: Tensor, labels: Tensor) -> None:
         y = one_hot(labels, classes)
-        sums["moments"].addmm_(z.T, y)
+        if moments:
+            sums["moments"].addmm_(z.T, y)
         if counts:
             sums["counts"] += y.sum(0)
         if gram:
