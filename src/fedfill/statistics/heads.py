@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -90,3 +91,17 @@ def cholesky(matrix: Tensor) -> Tensor | None:
 def rounding(values: Tensor) -> float:
     """The size below which an eigenvalue is rounding alone: of a matrix's diagonal or eigenvalues, ``[d]``."""
     return len(values) * torch.finfo(torch.float64).eps * float(values.abs().max())
+
+
+def allowed(lam: float) -> bool:
+    """Whether a lambda may be added to the eigenvalues of a Gram matrix."""
+    return math.isfinite(lam) and lam >= 0
+
+
+def singular(lam: float) -> FedfillError:
+    """What to raise where this lambda is not `allowed`, or is too small for a Gram matrix."""
+    if not allowed(lam):
+        return FedfillError(f"ridge_lambda: found {lam}; allowed: a finite number, 0 or more")
+    return FedfillError(
+        f"ridge_lambda: found {lam:g} where the features' Gram matrix is singular; allowed: a larger one"
+    )

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from fedfill.errors import FedfillError
-from fedfill.statistics.heads import LinearHead, cholesky, linear, rounding, sums
+from fedfill.statistics.heads import LinearHead, allowed, cholesky, linear, rounding, singular, sums
 from fedfill.statistics.spectral_noise import clipped, noise_edge, shrunk
 
 FLOOR = 1e-7
@@ -44,9 +44,9 @@ def ridge(
         FedfillError: Where lambda is negative, or too small for a singular G.
     """
     gram, moments = sums(gram, moments)
-    factor = cholesky(gram + lam * torch.eye(len(gram), dtype=gram.dtype)) if _allowed(lam) else None
+    factor = cholesky(gram + lam * torch.eye(len(gram), dtype=gram.dtype)) if allowed(lam) else None
     if factor is None:
-        raise _singular(lam)
+        raise singular(lam)
     return _head(torch.cholesky_solve(moments, factor), counts, column_norm)
 
 
@@ -73,8 +73,8 @@ class Spectrum:
 
     def solution(self, lam: float, counts: Tensor | None = None, column_norm: bool = False) -> LinearHead:
         """As `ridge`."""
-        if not _allowed(lam) or (self.values + lam).min() <= rounding(self.values + lam):
-            raise _singular(lam)
+        if not allowed(lam) or (self.values + lam).min() <= rounding(self.values + lam):
+            raise singular(lam)
         weight = self.vectors @ (self.projected / (self.values + lam)[:, None])
         return _head(weight, counts, column_norm)
 
@@ -205,24 +205,12 @@ def choose_lambda(
     if n <= 0:
         raise FedfillError(f"head: found {n:g} records; allowed: sums over one record or more")
     tried = tuple(sorted(grid)) if grid is not None else tuple(n * 10 ** (k / 3 - 8) for k in range(25))
-    if not tried or not all(_allowed(lam) and lam > 0 for lam in tried):
+    if not tried or not all(allowed(lam) and lam > 0 for lam in tried):
         raise FedfillError(f"ridge_lambda: found the grid {list(tried)}; allowed: one number or more, above 0")
     scores = tuple(spectrum.gcv(lam, n) if rule == "gcv" else spectrum.evidence(lam, n) for lam in tried)
     best = scores.index(min(scores) if rule == "gcv" else max(scores))
     end: Literal["lowest", "highest"] | None = "lowest" if best == 0 else "highest" if best == len(tried) - 1 else None
     return Choice(tried[best], tried, scores, end)
-
-
-def _allowed(lam: float) -> bool:
-    return math.isfinite(lam) and lam >= 0
-
-
-def _singular(lam: float) -> FedfillError:
-    if not _allowed(lam):
-        return FedfillError(f"ridge_lambda: found {lam}; allowed: a finite number, 0 or more")
-    return FedfillError(
-        f"ridge_lambda: found {lam:g} where the features' Gram matrix is singular; allowed: a larger one"
-    )
 
 
 def _head(weight: Tensor, counts: Tensor | None, column_norm: bool) -> LinearHead:
