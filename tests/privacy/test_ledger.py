@@ -35,7 +35,7 @@ def entry(ledger: Ledger, released: str) -> dict[str, Any]:
 
 
 def test_constructors() -> None:
-    assert public("drawn from a fixed distribution") == Release("drawn from a fixed distribution", 0.0)
+    assert public("drawn at random") == Release("drawn at random", 0.0, added_mu=0.0)
     assert unbounded("model update as trained") == Release("model update as trained", None)
     assert unbounded("x", ["a"]).conditions == ("a",)
     assert gaussian("2 class means", 1.0, 2.0, 16).mu == 2.0

@@ -32,6 +32,9 @@ class Release(Record):
         conditional_mu: Where `mu` is None, what the noise alone would cost if the conditions were met.
         sampled: What is released beside `mu` by a Gaussian mechanism on Poisson samples: noise multiplier with respect
             to the largest norm of one record's share, probability of a record, steps. None: nothing.
+        added_mu: As `mu`, for one record that is added or removed, where `mu` is for one that is replaced by another of
+            the same class. None: nothing bounds it, as where class sizes were used as known.
+        conditional_added_mu: As `conditional_mu`, where `added_mu` is None.
     """
 
     mechanism: str
@@ -48,7 +51,7 @@ class Release(Record):
         Raises:
             ValueError: Where a figure is out of its range, or the words are too long.
         """
-        for name in ("mu", "conditional_mu"):
+        for name in ("mu", "conditional_mu", "added_mu", "conditional_added_mu"):
             value = getattr(self, name)
             if value is None:
                 continue
@@ -85,9 +88,9 @@ def public(why: str) -> Release:
         why: In plain words, such as "drawn from a fixed distribution" or "made from what others already hold".
 
     Returns:
-        A release with a mu of 0.
+        A release with a mu of 0, whether a record is replaced or added.
     """
-    return Release(why, 0.0)
+    return Release(why, 0.0, added_mu=0.0)
 
 
 def unbounded(what: str, conditions: Iterable[str] = ()) -> Release:
