@@ -38,6 +38,23 @@ Connect = Callable[["Prepared", torch.device], Engine]
 """Makes the engine of a run."""
 
 
+class _Observed(Server):
+    """Notices whether an algorithm asks for the number of rounds, by which it may have done what more rounds would change."""
+
+    asked: bool | None = False
+    """None: the checkpoint doesn't say."""
+
+    @property
+    def rounds(self) -> int:
+        """Number of rounds of the whole run."""
+        self.asked = True
+        return self._rounds
+
+    @rounds.setter
+    def rounds(self, number: int) -> None:
+        self._rounds = number
+
+
 def make_engine(prepared: Prepared, device: torch.device) -> Engine:
     """The engine that an experiment names, for a simulation on this machine or a cluster."""
     experiment = prepared.experiment
@@ -135,6 +152,7 @@ def _loop(
                 {
                     "digest": prepared.digest,
                     "rounds": rounds,
+                    "asked_rounds": server.asked,
                     "seconds": seconds,
                     "preparation": preparation,
                     "weights": weights,
@@ -242,10 +260,10 @@ def synthetic_images(prepared: Prepared, directory: RunDirectory, device: torch.
 
 def _server(
     prepared: Prepared, engine: Engine, device: torch.device, secret: Callable[[], bytes] | None = None
-) -> Server:
+) -> _Observed:
     """The server as it is before the first round."""
     experiment, federation = prepared.experiment, prepared.federation
-    server = Server(
+    server = _Observed(
         engine,
         clients=len(federation.clients),
         classes=federation.classes,
@@ -304,7 +322,8 @@ def _picture(images: Samples | None, federation: Federation, path: Path) -> None
 
 def _checkpoint(digest: str, directory: RunDirectory) -> dict[str, Any] | None:
     checkpoint = directory.read_checkpoint()
-    if checkpoint is not None and checkpoint.get("digest") != digest:
+    # one of before the run was given more rounds, too
+    if checkpoint is not None and digest not in (checkpoint.get("digest"), checkpoint.get("was")):
         raise FedfillError(
             f"resume: the checkpoint in {directory.path} is another experiment's; start again in a new folder"
         )
@@ -312,12 +331,13 @@ def _checkpoint(digest: str, directory: RunDirectory) -> dict[str, Any] | None:
 
 
 def _restore(
-    prepared: Prepared, directory: RunDirectory, server: Server, engine: Engine, device: torch.device
+    prepared: Prepared, directory: RunDirectory, server: _Observed, engine: Engine, device: torch.device
 ) -> tuple[int, float, list[dict[str, Any]]]:
     checkpoint = _checkpoint(prepared.digest, directory)
     if checkpoint is None:
         return 0, 0.0, []
     server.state = State(tree.to(checkpoint["server"], device))
+    server.asked = checkpoint.get("asked_rounds")
     engine.origin = checkpoint.get("origin", "")
     engine.restore(checkpoint["clients"])
     server.ledger = Ledger.restore(checkpoint["ledger"])

@@ -245,7 +245,7 @@ class RunDirectory:
         """Replace the checkpoint: one safetensors file with its structure as JSON inside."""
         self.write("checkpoint/state.safetensors", tree.to_bytes(state))
 
-    def read_checkpoint(self) -> dict[str, Any] | None:
+    def read_checkpoint(self, setting: str = "resume") -> dict[str, Any] | None:
         """The checkpoint, or None where there is none yet."""
         path = self.path / "checkpoint" / "state.safetensors"
         if not path.exists():
@@ -255,14 +255,19 @@ class RunDirectory:
             if not isinstance(state, dict):
                 raise ValueError(f"a {type(state).__name__} in place of a table")
         except OSError as error:
-            raise FedfillError(f"resume: can't read the checkpoint {path} ({error.strerror or error})") from error
+            raise FedfillError(f"{setting}: can't read the checkpoint {path} ({error.strerror or error})") from error
         except tree.UnknownKindError as error:
             raise FedfillError(
-                f"resume: the checkpoint {path} can't be read without the code that wrote it ({error})"
+                f"{setting}: the checkpoint {path} can't be read without the code that wrote it ({error})"
             ) from error
         except ValueError as error:
-            raise FedfillError(f"resume: the checkpoint {path} is damaged; start again in a new folder") from error
+            raise FedfillError(f"{setting}: the checkpoint {path} is damaged; start again in a new folder") from error
         return state
+
+    def remove_summary(self) -> None:
+        """Make a finished run one that goes on."""
+        with writing(self.path, self._hint()):
+            (self.path / "summary.json").unlink(missing_ok=True)
 
     def summary(self) -> dict[str, Any] | None:
         """The summary of a finished run, or None."""
