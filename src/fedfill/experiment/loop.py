@@ -141,6 +141,10 @@ def _loop(
         server = _server(prepared, engine, device, secret)
         done, seconds, preparation = _restore(prepared, directory, server, engine, device)
         records = directory.cut_rounds(done)
+        if 0 < done < experiment.rounds and "accuracy" in records[-1] and (sentence := collapse(records[-1])):
+            # said where this was the last round, before the run was given more
+            records[-1]["warnings"] = [text for text in records[-1]["warnings"] if text != sentence]
+            directory.write_rounds(records)
         counts = federation.counts if any(map(any, federation.counts)) else None  # None: they stay with the clients
         division = {"class_names": federation.class_names, "clients": counts}
         if federation.domains:

@@ -123,7 +123,7 @@ class Start:
             if fits
             else ", but not its head, whose shape is another and which begins as drawn"
         )
-        who = f"{self.document.get('algorithm')}, {self.document.get('rounds')} rounds, weights_sha256 {self.sha256}"
+        who = f"{self.document.get('algorithm')}, rounds {self.document.get('rounds')}, weights_sha256 {self.sha256}"
         found = [f"The network begins with the final weights of {self.path} ({who}){said}."]
         if drawn:
             found.append(f"Not in that run, and drawn as usual: {', '.join(drawn)}.")
