@@ -194,29 +194,29 @@ class Scheduled(FedAvg):
 
     name = "scheduled-by-rounds"
 
-    look_from: int = 0
-    """First round that looks."""
+    look_in: int = 0
+    """Round that looks, from 0."""
 
     def round(self, server: Server, t: int) -> None:
-        if t >= self.look_from:
+        if t == self.look_in:
             server.note(share=t / server.rounds)
         super().round(server, t)
 
 
-@pytest.mark.parametrize("look_from", [0, 1])
-def test_an_algorithm_that_asks_for_the_rounds_is_refused_also_after_a_resume(look_from: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("look_in", [0, 1])
+def test_an_algorithm_that_asks_for_the_rounds_is_refused_also_after_a_resume(look_in: int, tmp_path: Path) -> None:
     def stop(record: dict[str, Any], rounds: int) -> None:
         raise Stop(record)
 
     with pytest.raises(Stop):
-        fedfill.run(Scheduled, **SMALL, rounds=2, look_from=look_from, out=tmp_path, on_round=stop)
+        fedfill.run(Scheduled, **SMALL, rounds=2, look_in=look_in, out=tmp_path, on_round=stop)
     fedfill.resume(tmp_path, algorithm=Scheduled)
     with refused("rounds", 3, "scheduled-by-rounds"):
         fedfill.resume(tmp_path, algorithm=Scheduled, rounds=3)
 
 
 def test_one_that_has_not_asked_yet_may_have_more(tmp_path: Path) -> None:
-    fedfill.run(Scheduled, **SMALL, rounds=1, look_from=1, out=tmp_path)
+    fedfill.run(Scheduled, **SMALL, rounds=1, look_in=1, out=tmp_path)
     more = fedfill.resume(tmp_path, algorithm=Scheduled, rounds=2)
     assert more.rounds[1]["share"] == 0.5
     with refused("rounds", 3):
