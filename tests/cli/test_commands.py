@@ -30,6 +30,19 @@ def test_an_experiment_is_a_config(elsewhere: Path) -> None:
     refused(["run", "--config", "x/experiment.toml", "--seed", "4", "--out", "y"], "out")
 
 
+def test_going_on_from_a_finished_run(elsewhere: Path) -> None:
+    assert fedfill_("run", "fedavg", *TINY, "--out", "a").exit_code == 0
+    result = fedfill_("run", "fedprox", *TINY, "--start-from", "a", "--out", "b")
+    assert result.exit_code == 0, result.output
+    assert "The network begins with the final weights of a (fedavg, rounds 1" in " ".join(result.stdout.split())
+    more = fedfill_("resume", "a", "--rounds", "2")
+    assert more.exit_code == 0, more.output
+    assert json.loads((elsewhere / "a" / "summary.json").read_text())["rounds"] == 2
+    refused(["resume", "a", "--rounds", "1"], "rounds")
+    refused(["resume", "b"], "resume")
+    refused(["run", "fedavg", *TINY, "--start-from", "nowhere", "--out", "c"], "start_from")
+
+
 def test_a_run_with_few_labels_trains_on_these(elsewhere: Path) -> None:
     result = fedfill_("run", "fedavg", *TINY, "--labelled-per-client", "20", "--out", "r")
     assert result.exit_code == 0, result.output

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from fedfill.cli import options
 from fedfill.cli.options import FIELDS, help_of, takes
-from fedfill.experiment.settings import DATA, INCIDENTAL, SIMULATION, Experiment
+from fedfill.experiment.settings import DATA, INCIDENTAL, PLACES, SIMULATION, Experiment
 
 
 def flags(*command: str) -> set[str]:
@@ -29,18 +29,19 @@ def test_each_command_has_the_options_that_it_can_use() -> None:
     hosts = {"data_fraction", "domain_fractions", "partition", "device"}  # these have the data and their machines
     assert flags("run") == FIELDS == {*Experiment.model_fields} - {"algorithm", "settings", "model_settings"}
     assert flags("compare") == FIELDS - {"seed"}
-    assert flags("resume") == INCIDENTAL
+    assert flags("resume") == INCIDENTAL | PLACES | {"rounds"}
     assert flags("reproduce") == {"data_dir", "device", "workers"}
     assert flags("measure") == {"data_dir", "device"}
     assert flags("partition") == DATA | {"seed"}
     assert flags("deploy", "rehearse") == FIELDS - SIMULATION
-    assert flags("deploy", "init") == FIELDS - SIMULATION - hosts
+    assert flags("deploy", "init") == FIELDS - SIMULATION - PLACES - hosts
 
 
 def test_groups_of_fields() -> None:
     assert {
         "data_dir", "device", "workers", "ray_address", "gpus_per_worker", "min_replies", "reply_timeout",
     } == INCIDENTAL  # fmt: skip
+    assert {"start_from"} == PLACES
     assert {"engine", "workers", "ray_address", "gpus_per_worker"} == SIMULATION
     assert {
         "data", "data_dir", "data_fraction", "domain_fractions", "image_size", "partition", "clients", "client_test",

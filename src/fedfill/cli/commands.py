@@ -12,7 +12,7 @@ import fedfill
 from fedfill.cli import terminal
 from fedfill.cli.options import FIELDS, Options, Out, takes
 from fedfill.errors import FedfillError, checked
-from fedfill.experiment.settings import DATA, INCIDENTAL, Experiment
+from fedfill.experiment.settings import DATA, INCIDENTAL, PLACES, Experiment
 
 
 @takes(FIELDS, settings=True)
@@ -33,9 +33,13 @@ def run(
     terminal.print_result(result)
 
 
-@takes(INCIDENTAL)
+@takes(
+    INCIDENTAL | PLACES | {"rounds"},
+    rounds="A larger number of rounds (T) than the run has. [default: the run's]",
+    start_from="Where the run lies now whose weights this one began with. [default: the run's]",
+)
 def resume(options: Options, directory: Annotated[Path, typer.Argument(help="A run directory.")]) -> None:
-    """Continue a run that was stopped or killed at any moment.
+    """Continue a run that was stopped or killed at any moment, or give a finished one more rounds.
 
     What is not given stays as it was in the run, whatever the default.
     """

@@ -11,7 +11,7 @@ import fedfill
 from fedfill.cli import terminal
 from fedfill.cli.options import FIELDS, Options, Out, takes
 from fedfill.errors import FedfillError
-from fedfill.experiment.settings import SIMULATION
+from fedfill.experiment.settings import PLACES, SIMULATION
 
 app = typer.Typer(
     help="Real federations on Flower: write an app, or rehearse one.",
@@ -36,7 +36,7 @@ def rehearse(
 @app.command()
 @takes(
     # the hosts have the data and their own machines
-    FIELDS - SIMULATION - {"data_fraction", "domain_fractions", "partition", "device"},
+    FIELDS - SIMULATION - PLACES - {"data_fraction", "domain_fractions", "partition", "device"},
     settings=True,
     data="A data set that looks like the hosts', or a name for theirs. [default: digits]",
     clients="Number of hosts. [default: 3]",

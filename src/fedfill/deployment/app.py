@@ -67,6 +67,11 @@ def init_app(
         raise FedfillError(
             "class-names and shape: one is given and one is not; allowed: both, or a --data that has them"
         )
+    if options.get("start_from") is not None:
+        raise FedfillError(
+            f"start_from: found {options['start_from']}, a folder that the parties of a deployment don't have; allowed: the run's weights "
+            "as a file that all of them have under one name, with model.weights"
+        )
     given = {"clients": 3, **options}
     options = {"partition": "iid", "model": "auto", **given, "engine": "flower"}
     if class_names is not None and shape is not None:

@@ -24,8 +24,8 @@ from fedfill.engines import flower, flower_host
 from fedfill.engines.local import choose_device
 from fedfill.errors import FedfillError, checked, did_you_mean
 from fedfill.experiment.loop import execute
-from fedfill.experiment.prepare import PYTHON, Prepared, divide, prepare
-from fedfill.experiment.settings import Experiment
+from fedfill.experiment.prepare import Prepared, divide, prepare
+from fedfill.experiment.settings import PYTHON, Experiment
 from fedfill.protocol.engine import Engine
 from fedfill.runs.directory import RunDirectory, noise_key, read_toml, write_atomically, writing
 

@@ -15,7 +15,8 @@ from fedfill.deployment.processes import LocalFederation, Setting, local_federat
 from fedfill.engines import require
 from fedfill.errors import FedfillError, told
 from fedfill.experiment.loop import OnRound, document_of, recorded
-from fedfill.experiment.prepare import PYTHON, Prepared
+from fedfill.experiment.prepare import Prepared
+from fedfill.experiment.settings import PYTHON
 from fedfill.experiment.summary import Result
 from fedfill.runs.directory import RunDirectory, read_toml, writing
 
@@ -75,6 +76,9 @@ def rehearse(prepared: Prepared, path: Path, on_round: OnRound | None = None) ->
         "noise": "seed",
     }
     task = Task.of(prepared.federation)
+    if experiment.start_from is not None:  # its processes stand elsewhere
+        there = str(Path(experiment.start_from).expanduser().resolve())
+        experiment = experiment.model_copy(update={"start_from": there})
     write_app(folder / "app", experiment, task, name="rehearsal", server=server)
     with local_federation(folder / "flower", nodes) as federation:
         run = federation.submit(folder / "app")

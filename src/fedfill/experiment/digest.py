@@ -13,7 +13,7 @@ from typing import Any
 from torch import nn
 
 from fedfill import __version__, tree
-from fedfill.experiment.settings import INCIDENTAL
+from fedfill.experiment.settings import INCIDENTAL, PLACES
 from fedfill.tree import Weights
 
 _VOUCHED = {"fedfill", "torch", "pydantic", "builtins", "abc", "typing"}
@@ -25,7 +25,7 @@ def digest(
 ) -> str:  # fmt: skip
     """16 hexadecimal digits for an experiment: version, settings, data, initial weights and code of one's own, not where it runs."""
     # one that is none counts as absent: a new setting leaves the experiments that don't use it what they were
-    settings = {name: value for name, value in experiment.items() if name not in INCIDENTAL and value is not None}
+    settings = {k: value for k, value in experiment.items() if k not in INCIDENTAL | PLACES and value is not None}
     modules = list(model.modules())
     code = [repr(model), *_programs(algorithm, *map(type, modules)), *_values(modules)]
     identity = [version or __version__, settings, fingerprint, tree.sha256(initial), code]

@@ -38,6 +38,23 @@ Connect = Callable[["Prepared", torch.device], Engine]
 """Makes the engine of a run."""
 
 
+class _Observed(Server):
+    """Notices whether an algorithm asks for the number of rounds, by which it may have done what more rounds would change."""
+
+    asked: bool | None = False
+    """None: the checkpoint doesn't say."""
+
+    @property
+    def rounds(self) -> int:
+        """Number of rounds of the whole run."""
+        self.asked = True
+        return self._rounds
+
+    @rounds.setter
+    def rounds(self, number: int) -> None:
+        self._rounds = number
+
+
 def make_engine(prepared: Prepared, device: torch.device) -> Engine:
     """The engine that an experiment names, for a simulation on this machine or a cluster."""
     experiment = prepared.experiment
@@ -124,6 +141,10 @@ def _loop(
         server = _server(prepared, engine, device, secret)
         done, seconds, preparation = _restore(prepared, directory, server, engine, device)
         records = directory.cut_rounds(done)
+        if 0 < done < experiment.rounds and "accuracy" in records[-1] and (sentence := collapse(records[-1])):
+            # said where this was the last round, before the run was given more
+            records[-1]["warnings"] = [text for text in records[-1]["warnings"] if text != sentence]
+            directory.write_rounds(records)
         counts = federation.counts if any(map(any, federation.counts)) else None  # None: they stay with the clients
         division = {"class_names": federation.class_names, "clients": counts}
         if federation.domains:
@@ -135,6 +156,7 @@ def _loop(
                 {
                     "digest": prepared.digest,
                     "rounds": rounds,
+                    "asked_rounds": server.asked,
                     "seconds": seconds,
                     "preparation": preparation,
                     "weights": weights,
@@ -246,10 +268,10 @@ def synthetic_images(prepared: Prepared, directory: RunDirectory, device: torch.
 
 def _server(
     prepared: Prepared, engine: Engine, device: torch.device, secret: Callable[[], bytes] | None = None
-) -> Server:
+) -> _Observed:
     """The server as it is before the first round."""
     experiment, federation = prepared.experiment, prepared.federation
-    server = Server(
+    server = _Observed(
         engine,
         clients=len(federation.clients),
         classes=federation.classes,
@@ -308,7 +330,8 @@ def _picture(images: Samples | None, federation: Federation, path: Path) -> None
 
 def _checkpoint(digest: str, directory: RunDirectory) -> dict[str, Any] | None:
     checkpoint = directory.read_checkpoint()
-    if checkpoint is not None and checkpoint.get("digest") != digest:
+    # one of before the run was given more rounds, too
+    if checkpoint is not None and digest not in (checkpoint.get("digest"), checkpoint.get("was")):
         raise FedfillError(
             f"resume: the checkpoint in {directory.path} is another experiment's; start again in a new folder"
         )
@@ -316,12 +339,13 @@ def _checkpoint(digest: str, directory: RunDirectory) -> dict[str, Any] | None:
 
 
 def _restore(
-    prepared: Prepared, directory: RunDirectory, server: Server, engine: Engine, device: torch.device
+    prepared: Prepared, directory: RunDirectory, server: _Observed, engine: Engine, device: torch.device
 ) -> tuple[int, float, list[dict[str, Any]]]:
     checkpoint = _checkpoint(prepared.digest, directory)
     if checkpoint is None:
         return 0, 0.0, []
     server.state = State(tree.to(checkpoint["server"], device))
+    server.asked = checkpoint.get("asked_rounds")
     engine.origin = checkpoint.get("origin", "")
     engine.restore(checkpoint["clients"])
     server.ledger = Ledger.restore(checkpoint["ledger"])

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
 
-from torch import nn
+from torch import Tensor, nn
 
 from fedfill.algorithms import Algorithm, find, known_algorithms
 from fedfill.data.division import federate
@@ -18,7 +18,8 @@ from fedfill.engines import require
 from fedfill.engines.allocator import keep_freed_memory
 from fedfill.errors import FedfillError, checked, did_you_mean
 from fedfill.experiment.digest import digest
-from fedfill.experiment.settings import Experiment
+from fedfill.experiment.settings import PYTHON, Experiment
+from fedfill.experiment.start import read_start
 from fedfill.experiment.trial import copied, require_fit, with_lone_samples_noted
 from fedfill.models.layers import with_streams
 from fedfill.models.networks import ModelSettings, build, choose, described, record_of
@@ -26,9 +27,6 @@ from fedfill.models.pretrained import load
 from fedfill.models.views import require_parts, weights_of
 from fedfill.streams import derive
 from fedfill.tree import Weights
-
-PYTHON = "python"
-"""Stands in ``experiment.toml`` for what came from Python, where the name of its type may follow: ``python:Net``."""
 
 
 @dataclass(frozen=True)
@@ -100,6 +98,11 @@ def prepare(
             f"engine: found flower with algorithm={kind.name}, which is no federation of hosts; allowed: local and ray"
         )
     settings, model_settings = _checked_settings(kind, experiment)
+    if experiment.start_from is not None and model_settings.weights is not None:
+        raise FedfillError(
+            f"start_from: found {experiment.start_from}, and model.weights={model_settings.weights}; allowed: one of the two"
+        )
+    start = None if experiment.start_from is None else read_start(experiment.start_from)
     if federation is None:
         federation = divide(experiment, data=data, partition=partition)
     cohort = max(1, round(experiment.participation * len(federation.clients)))
@@ -121,11 +124,13 @@ def prepare(
         federation = replace(federation, notes=(*federation.notes, note))
     name, wanted = experiment.model, {**(needs or {}), **dict.fromkeys(settings.needs(), kind.name)}
     if model is None:
-        if name == "auto" and kind.network:
+        if name == "auto" and start is not None:
+            name, model_settings = start.network(experiment.model_settings)
+        elif name == "auto" and kind.network:
             name = kind.network
         elif name == "auto":
             name, model_settings = choose(federation.shape, model_settings, wanted)
-        if name == kind.network:
+        if name == kind.network and start is None:
             samples = sum(len(client.train) for client in federation.clients)
             own = settings.network_settings(samples, len(federation.clients))
             given = model_settings.model_fields_set
@@ -154,8 +159,13 @@ def prepare(
             )
         if any(len(client.train) for client in federation.clients):
             require_fit(network, federation, settings.batch_size)
+    if start is not None:
+        notes = [start.put(network, settings.needs(), kind.name)]
+        divided = start.note_on_division(experiment.model_copy(update={"clients": len(federation.clients)}))
+        notes += [divided] if divided else []
+        federation = replace(federation, notes=(*federation.notes, *notes))
     require_parts(network, settings.needs(), kind.name)
-    sample = (federation.test if len(federation.test) else federation.sample).inputs[:1]
+    sample = sample_of(federation)
     rounds = 1 if kind.single_round else experiment.rounds
     if rounds != experiment.rounds:
         note = f"rounds: {kind.name} takes one round, and no more are run."
@@ -174,6 +184,11 @@ def prepare(
         }
     )
     return Prepared(final, settings, federation, network, weights_of(network))
+
+
+def sample_of(federation: Federation) -> Tensor:
+    """The inputs of one sample as they are stored, ``[1, ...]``: of the test set, or of nothing."""
+    return (federation.test if len(federation.test) else federation.sample).inputs[:1]
 
 
 def _checked_settings(kind: type[Algorithm], experiment: Experiment) -> tuple[Algorithm, ModelSettings]:

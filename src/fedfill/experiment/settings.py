@@ -14,6 +14,10 @@ T = TypeVar("T")
 Data = Annotated[T, "data"]
 Incidental = Annotated[T, "incidental"]
 Simulation = Annotated[T, "simulation"]
+Place = Annotated[T, "place"]
+
+PYTHON = "python"
+"""Stands in ``experiment.toml`` for what came from Python, where the name of its type may follow: ``python:Net``."""
 
 
 class Experiment(BaseModel):
@@ -59,7 +63,9 @@ class Experiment(BaseModel):
     seed: int = Field(default=0, ge=0)
     """Seed of everything that is drawn at random."""
     model: str = "auto"
-    """Network: see 'fedfill list models'. With auto it is one that the algorithm can use."""
+    """Network: see 'fedfill list models'. With auto it is one that the algorithm can use, or with `start_from` that run's."""
+    start_from: Place[str | None] = None
+    """Folder of a finished run with one global model, whose final weights are the first ones here. None: as drawn."""
     engine: Simulation[str] = "local"
     """What runs the clients and carries their messages: see 'fedfill list engines'."""
     device: Incidental[str] = "auto"
@@ -101,6 +107,8 @@ DATA = _marked("data")
 """Fields that say which data there are and how they are divided."""
 INCIDENTAL = _marked("incidental")
 """What may be changed at a resume: where and how it runs, and how long it waits for whom."""
+PLACES = _marked("place")
+"""Where something lies that is known by what it holds: it may have moved before a resume."""
 SIMULATION = _marked("simulation")
 """Fields that a federation of real hosts does not have."""
 

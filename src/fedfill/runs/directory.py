@@ -12,7 +12,7 @@ import os
 import secrets
 import tempfile
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -235,17 +235,21 @@ class RunDirectory:
                 f"resume: {self.path / 'rounds.jsonl'} holds {len(records)} rounds and the checkpoint {done}; "
                 "the folder was changed: start again in a new one"
             )
+        self.write_rounds(records)
+        return records
+
+    def write_rounds(self, records: Sequence[Mapping[str, Any]]) -> None:
+        """Make `records` all that ``rounds.jsonl`` holds, where it is there."""
         path = self.path / "rounds.jsonl"
         text = "".join(json.dumps(record) + "\n" for record in records).encode()
         if path.exists() and path.read_bytes() != text:
             self.write("rounds.jsonl", text)
-        return records
 
     def write_checkpoint(self, state: Tree) -> None:
         """Replace the checkpoint: one safetensors file with its structure as JSON inside."""
         self.write("checkpoint/state.safetensors", tree.to_bytes(state))
 
-    def read_checkpoint(self) -> dict[str, Any] | None:
+    def read_checkpoint(self, setting: str = "resume") -> dict[str, Any] | None:
         """The checkpoint, or None where there is none yet."""
         path = self.path / "checkpoint" / "state.safetensors"
         if not path.exists():
@@ -255,14 +259,19 @@ class RunDirectory:
             if not isinstance(state, dict):
                 raise ValueError(f"a {type(state).__name__} in place of a table")
         except OSError as error:
-            raise FedfillError(f"resume: can't read the checkpoint {path} ({error.strerror or error})") from error
+            raise FedfillError(f"{setting}: can't read the checkpoint {path} ({error.strerror or error})") from error
         except tree.UnknownKindError as error:
             raise FedfillError(
-                f"resume: the checkpoint {path} can't be read without the code that wrote it ({error})"
+                f"{setting}: the checkpoint {path} can't be read without the code that wrote it ({error})"
             ) from error
         except ValueError as error:
-            raise FedfillError(f"resume: the checkpoint {path} is damaged; start again in a new folder") from error
+            raise FedfillError(f"{setting}: the checkpoint {path} is damaged; start again in a new folder") from error
         return state
+
+    def remove_summary(self) -> None:
+        """Make a finished run one that goes on."""
+        with writing(self.path, self._hint()):
+            (self.path / "summary.json").unlink(missing_ok=True)
 
     def summary(self) -> dict[str, Any] | None:
         """The summary of a finished run, or None."""

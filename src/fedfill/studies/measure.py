@@ -21,7 +21,8 @@ from fedfill.engines.local import choose_device
 from fedfill.engines.runner import make_resident
 from fedfill.errors import FedfillError
 from fedfill.experiment.loop import recorded, synthetic_images
-from fedfill.experiment.prepare import PYTHON, Prepared
+from fedfill.experiment.prepare import Prepared
+from fedfill.experiment.settings import PYTHON
 from fedfill.experiment.summary import Result
 from fedfill.runs.directory import RunDirectory, to_json, write_atomically, writing
 from fedfill.streams import torch_stream

@@ -12,8 +12,9 @@ from fedfill.algorithms import Algorithm
 from fedfill.deployment.rehearsal import rehearse, resubmit
 from fedfill.errors import FedfillError, checked
 from fedfill.experiment.loop import OnRound, execute
+from fedfill.experiment.more_rounds import lengthen
 from fedfill.experiment.prepare import Prepared, arrange, default_directory, prepare
-from fedfill.experiment.settings import INCIDENTAL, Experiment
+from fedfill.experiment.settings import INCIDENTAL, PLACES, Experiment
 from fedfill.experiment.summary import Result
 from fedfill.runs.directory import RunDirectory
 
@@ -66,13 +67,16 @@ def resume(
     partition: Any = None,
     model: nn.Module | None = None,
     algorithm: type[Algorithm] | None = None,
+    rounds: int | None = None,
     on_round: OnRound | None = None,
     workers: int | None = None,
     device: str | None = None,
     data_dir: str | Path | None = None,
     **changes: Any,
 ) -> Result:
-    """Continue a run that was stopped or killed; it ends with the same bits as one that was not.
+    """Continue a run that was stopped or killed, or give a finished one more rounds.
+
+    It ends with the same bits as one that was not stopped, and that had so many rounds from the start.
 
     Args:
         directory: The run directory.
@@ -80,23 +84,25 @@ def resume(
         partition: Likewise.
         model: Likewise.
         algorithm: Likewise.
+        rounds: More rounds than it has; None: those that it has.
         on_round: Called after each round.
         workers: Another number of threads than before.
         device: Another device than before.
         data_dir: Another folder with the same data.
         **changes: Further options on how it runs and how long it waits for whom: ``min_replies``, ``reply_timeout``, ``ray_address``,
-            ``gpus_per_worker``.
+            ``gpus_per_worker``; and ``start_from``, where the run that it began with has moved.
 
     Returns:
         The finished run.
 
     Raises:
-        FedfillError: Where the folder holds no run, or the data or the model are not the same.
+        FedfillError: Where the folder holds no run, or the data or the model are not the same, or the run would have begun
+            otherwise with more rounds.
     """
     folder = RunDirectory(Path(directory))
     if (folder.path / "deployment.toml").exists():
         given = {"data": data, "partition": partition, "model": model, "algorithm": algorithm, "workers": workers}
-        given |= {"device": device, "data_dir": data_dir, **changes}
+        given |= {"rounds": rounds, "device": device, "data_dir": data_dir, **changes}
         if any(value is not None for value in given.values()):
             raise FedfillError(
                 "resume: a deployment goes on as its app says, and no option can change it; edit the app's experiment.toml"
@@ -104,6 +110,9 @@ def resume(
         return resubmit(folder.path, on_round)
     changes |= {"workers": workers, "device": device, "data_dir": data_dir}
     prepared = reopen(folder, data=data, partition=partition, model=model, algorithm=algorithm, **changes)
+    if rounds is not None:
+        asked = checked(Experiment, {"algorithm": "", "rounds": rounds}, "option").rounds
+        prepared = lengthen(prepared, folder, asked)
     return launch(prepared, folder.path, on_round)
 
 
@@ -138,14 +147,17 @@ def reopen(
     digest, version = document.pop("digest", ""), document.pop("version", "")
     if version != __version__:
         raise FedfillError(f"{setting}: {folder.path} was started with fedfill {version}, and this is {__version__}")
-    unknown = changes.keys() - INCIDENTAL
+    allowed = INCIDENTAL | (PLACES & document.keys())
+    unknown = changes.keys() - allowed
     if unknown:
-        raise FedfillError(f"{setting}: '{min(unknown)}' can't be changed; allowed: {', '.join(sorted(INCIDENTAL))}")
-    if changes.get("data_dir") is not None:
-        changes["data_dir"] = str(changes["data_dir"])
-    document |= {key: value for key, value in changes.items() if value is not None}
+        raise FedfillError(f"{setting}: '{min(unknown)}' can't be changed; allowed: {', '.join(sorted(allowed))}")
+    given = {key: value for key, value in changes.items() if value is not None}
+    document |= {key: str(value) if isinstance(value, Path) else value for key, value in given.items()}
     experiment = checked(Experiment, document, "option")
     prepared = prepare(experiment, data=data, partition=partition, model=model, algorithm=algorithm)
     if prepared.digest != digest:
-        raise FedfillError(f"{setting}: data, model or settings are not the ones that {folder.path} was started with")
+        begun = " (nor may be the weights of start_from, where that run has changed)" if experiment.start_from else ""
+        raise FedfillError(
+            f"{setting}: data, model or settings are not the ones that {folder.path} was started with{begun}"
+        )
     return prepared
