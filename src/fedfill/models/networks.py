@@ -1,4 +1,4 @@
-"""The networks of the papers: FedDPMS's (supplement, tables 1 and 2), as classifiers and as auto-encoders, Fed-ZDA's, SDA-FL's and FRAug's.
+"""The networks of the papers: FedDPMS's (supplement, tables 1 and 2), as classifiers and as auto-encoders, Fed-ZDA's, SDA-FL's and FRAug's; and feature maps from a seed.
 
 All have the same named parts, so that a baseline and FedDPMS share every tensor that they have in common:
 
@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from fedfill.errors import FedfillError, did_you_mean
 from fedfill.models.encoders import ENCODERS
+from fedfill.models.features import features as feature_map
 from fedfill.models.layers import Dropout, Gaussian
 from fedfill.models.views import NORMALISATION
 
@@ -33,6 +34,7 @@ NAMES = {
     "cnn2fc": "the SDA-FL paper's for grey images: two convolutions with pooling, a hidden layer, a linear classifier; widths of McMahan et al.",
     "cnn2fc-small": "cnn2fc at a smaller size: 16 and 32 channels, 128 hidden units",
     "digits6": "the FRAug paper's for digits: three 5x5 convolutions and two hidden layers with batch norm, a linear classifier",
+    "features": "a feature map that needs no data, made from the seed, and a linear classifier, which alone is trained; model.features says which map",
     "mlp": "two hidden layers of 128 and 64 with batch norm, and a linear classifier, for inputs of any shape: tables above all",
     "resnet18": "the SDA-FL paper's for colour images: ResNet-18 with a 3x3 convolution in front, as usual for CIFAR; stem=imagenet: FRAug's",
 }
@@ -56,10 +58,14 @@ class ModelSettings(BaseModel):
     # left out where they are none, so that records and digests of what doesn't use them stay as they were
     stem: Literal["small", "imagenet"] | None = Field(default=None, exclude_if=lambda value: value is None)
     """Front of resnet18: a 3x3 convolution, for small images (none does the same), or ImageNet's for those of 64 pixels and more: a 7x7 one with stride 2, and pooling."""
+    features: str | None = Field(default=None, exclude_if=lambda value: value is None)
+    """Map of the network features: steps from left to right, of conv(F), patches(F), scatter, project(d), fourier(D), relu(D), unit and clip; none: conv(200) > project(2048) for images, fourier(1024) for other inputs."""
     weights: str | None = Field(default=None, exclude_if=lambda value: value is None)
     """File with the weights to begin with, .safetensors or a state dict as .pt or .pth, by our names or torchvision's of its resnet18; none: from scratch."""
 
 
+OF_ONE_SHAPE = (*ENCODERS, "features")
+"""Networks without a latent layer."""
 OF_THE_LATENT = ("width", "latent", "latent_activation", "dropout")
 """Settings that only networks with a latent layer have."""
 
@@ -99,7 +105,7 @@ def described(name: str, shape: tuple[int, ...], settings: ModelSettings, needs:
     Returns:
         For example ``"Network: cnn2 with width=wide, for grey images and the normalisation layers that fedbn needs."``
     """
-    wide = settings.width == "wide" and name not in ENCODERS
+    wide = settings.width == "wide" and name not in OF_ONE_SHAPE
     inputs = (
         ("grey images" if shape[0] == 1 else "colour images") if is_image(shape) else f"samples of shape {list(shape)}"
     )
@@ -121,7 +127,7 @@ def record_of(name: str, settings: ModelSettings) -> dict[str, object]:
     Returns:
         By name, as ``experiment.toml`` keeps them.
     """
-    left_out = OF_THE_LATENT if name in ENCODERS else ()
+    left_out = OF_THE_LATENT if name in OF_ONE_SHAPE else ()
     return {setting: value for setting, value in settings.model_dump().items() if setting not in left_out}
 
 
@@ -236,7 +242,7 @@ def build(
 
     Args:
         name: A name of `NAMES`.
-        shape: (channels, height, width) of one image; the sides are multiples of 4, of 8 for ``resnet18``. Any for ``mlp``.
+        shape: (channels, height, width) of one image; the sides are multiples of 4, of 8 for ``resnet18``. Any for ``mlp`` and ``features``.
         classes: Number of classes, at least 2.
         settings: Width, latent size and activation; `fedfill.models.pretrained` is for ``weights``.
         needs: Parts that the algorithm needs; ``decoder`` and ``projection`` are made on request.
@@ -253,14 +259,17 @@ def build(
     if name == "auto":
         name, settings = choose(shape, settings, needs)
     multiple = 8 if name == "resnet18" else 4
-    if not (is_image(shape) and not (shape[1] % multiple or shape[2] % multiple)) and name != "mlp":
+    fits = is_image(shape) and not (shape[1] % multiple or shape[2] % multiple)
+    if not fits and name not in ("mlp", "features"):
         raise FedfillError(
             f"model: '{name}' takes images of 1 or 3 channels with sides that are multiples of {multiple}, found shape {list(shape)}; "
             f"allowed: {'images of another size (image_size), ' if len(shape) == 3 else ''}--model mlp, or a torch.nn.Module of your own from Python"
         )
     if settings.stem is not None and name != "resnet18":
         raise FedfillError(f"stem: found {settings.stem} with model {name}; allowed with resnet18 alone")
-    if name in ENCODERS:
+    if settings.features is not None and name != "features":
+        raise FedfillError(f"features: found '{settings.features}' with model {name}; allowed with features alone")
+    if name in OF_ONE_SHAPE:
         return _of_one_shape(name, shape, classes, settings, needs=needs, seed=seed)
     channels, height, width = shape
     wide = settings.width == "wide"
@@ -340,7 +349,11 @@ def _of_one_shape(
             )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        encoder, features = ENCODERS[f"{name}-imagenet" if settings.stem == "imagenet" else name](shape)
+        encoder: nn.Module
+        if name == "features":
+            encoder, features = feature_map(settings.features, shape, seed)
+        else:
+            encoder, features = ENCODERS[f"{name}-imagenet" if settings.stem == "imagenet" else name](shape)
         projection, size = None, settings.projection or (256 if "projection" in needs else None)
         if size:
             projection = nn.Sequential(nn.Linear(features, features), nn.ReLU(), nn.Linear(features, size))
