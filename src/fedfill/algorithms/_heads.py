@@ -21,7 +21,7 @@ from fedfill.algorithms._values import Method, able
 from fedfill.data.samples import Samples, normalise
 from fedfill.errors import FedfillError
 from fedfill.models.layers import inputs_of
-from fedfill.models.views import last_linear, radius
+from fedfill.models.views import feature_range, last_linear, radius
 from fedfill.protocol.client import BoundHandler, Client, client_handler
 from fedfill.protocol.messages import Message
 from fedfill.protocol.server import Server
@@ -57,12 +57,14 @@ class Layer:
         features: Length d of what it receives.
         classes: How many scores it returns.
         radius: Length of the longest feature vector; infinite where nothing bounds it.
+        range: Between which numbers every feature is.
     """
 
     path: str
     features: int
     classes: int
     radius: float
+    range: tuple[float, float]
 
     @classmethod
     def of(cls, model: nn.Module, inputs: Tensor, algorithm: str) -> Layer:
@@ -70,7 +72,15 @@ class Layer:
         path = last_linear(model, inputs, algorithm)
         linear = model.get_submodule(path)
         assert isinstance(linear, nn.Linear)
-        return cls(path, linear.in_features, linear.out_features, radius(model))
+        return cls(path, linear.in_features, linear.out_features, radius(model), feature_range(model))
+
+    def held_by(self, weights: Weights) -> LinearHead:
+        """The layer as it is in a network's weights."""
+        weight = weights[f"{self.path}.weight"].double()
+        return LinearHead(
+            weight,
+            weights[f"{self.path}.bias"].double() if f"{self.path}.bias" in weights else weight.new_zeros(len(weight)),
+        )
 
     def holding(self, head: LinearHead, like: Weights) -> Weights:
         """A head as the tensors of the layer, in the types of `like`."""

@@ -140,6 +140,7 @@ def summarise(
         "best_accuracy": best["accuracy"],
         "best_round": best["round"],
         **selected(records),
+        **{name: last[name] for name in ("accuracy_of_trained_head",) if name in last},
         "accuracy_by_class": last["accuracy_by_class"],
         "accuracy_by_client": last["accuracy_by_client"],
         **{name: last[name] for name in FAIRNESS},

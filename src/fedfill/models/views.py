@@ -182,6 +182,17 @@ def last_linear(model: nn.Module, inputs: Tensor, algorithm: str) -> str:
     )
 
 
+def feature_range(model: nn.Module) -> tuple[float, float]:
+    """Between which numbers the activation behind a model's ``encoder`` keeps every feature; infinite where nothing does."""
+    encoder = getattr(model, "encoder", None)
+    steps = list(encoder.children()) if isinstance(encoder, nn.Sequential) else [getattr(encoder, "activation", None)]
+    last = None if getattr(model, "projection", None) is not None or not steps else steps[-1]
+    return (
+        0.0 if isinstance(last, nn.Sigmoid | nn.ReLU) else -math.inf,
+        1.0 if isinstance(last, nn.Sigmoid) else math.inf,
+    )
+
+
 def radius(model: nn.Module) -> float:
     """Length of the longest feature vector that a model's ``encoder`` can make; infinite where nothing bounds it."""
     encoder = getattr(model, "encoder", None)

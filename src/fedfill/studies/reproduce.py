@@ -98,6 +98,8 @@ def reproduce(
             try:
                 result = launch(arranged(row.name, seed), place, on_run(row.name, seed) if on_run else None)
                 figures = {name: result.summary.get(name) for name in KEPT} | {"curve": result.curve}
+                account = result.summary["privacy"]
+                figures |= {"epsilon": account["total_epsilon"], "epsilon_added": account.get("total_epsilon_added")}
             except DivergedError as error:
                 reached = accuracy_by_round(RunDirectory(place).rounds())
                 figures = dict.fromkeys(KEPT) | {"curve": reached, "diverged": str(error), "version": __version__}

@@ -23,7 +23,10 @@ from fedfill.runs.directory import read_toml, write_atomically, writing
 from fedfill.training.evaluation import FAIRNESS
 
 BEGIN, END = "<!-- figures: written by fedfill reproduce -->", "<!-- end of figures -->"
-FIGURES = ("accuracy", "best_accuracy", *FAIRNESS, "selected_accuracy", "selected_mean_client_accuracy")
+FIGURES = (
+    "accuracy", "best_accuracy", *FAIRNESS, "selected_accuracy", "selected_mean_client_accuracy",
+    "accuracy_of_trained_head", "epsilon", "epsilon_added",
+)  # fmt: skip
 """What a table may compare, beside ``client:K`` and ``selected_client:K``, the accuracy on client K's own test split."""
 LISTS = {"client": "accuracy_by_client", "selected_client": "selected_accuracy_by_client"}
 REQUIRED = (
@@ -42,6 +45,9 @@ KEPT = (
     "selected_accuracy",
     "selected_mean_client_accuracy",
     "selected_round",
+    "accuracy_of_trained_head",
+    "epsilon",
+    "epsilon_added",
     *LISTS.values(),
     "curve",
     "diverged",
