@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -31,7 +31,7 @@ class CCVR(Head):
     name = "ccvr"
     biased = True
 
-    samples: int | Literal["inf"] = Field(default=500, ge=1)
+    samples: Literal["inf"] | Annotated[int, Field(ge=1)] = 500
     """Draws for each class (M); inf: none, and the least upper bound of the loss on endless draws in their place, which is ours."""
     prior: Literal["uniform", "train"] = "uniform"
     """Whether classes count alike (uniform) or as in the clients' records together (train)."""
