@@ -105,6 +105,16 @@ def test_release_survives_bytes() -> None:
         assert tree.from_bytes(tree.to_bytes(release)) == release
 
 
+@pytest.mark.parametrize("name", ["added_mu", "conditional_added_mu"])
+@pytest.mark.parametrize("value", [-1.0, math.nan, "1"])
+def test_a_release_from_elsewhere_is_checked(name: str, value: Any) -> None:
+    release = gaussian("sums", 2.0, 4.0, added=1.0)
+    tree.validated(release, Release)
+    object.__setattr__(release, name, value)
+    with pytest.raises(ValueError, match=f"{name}.*of a"):
+        tree.validated(release, Release)
+
+
 def test_one_client_composes_over_fields_and_rounds() -> None:
     ledger = Ledger()
     for _ in range(4):
