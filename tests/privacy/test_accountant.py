@@ -377,3 +377,23 @@ def test_a_wrong_target_is_one_sentence(target: float) -> None:
         accountant.sampled_noise(target, 0.1, 10, DELTA)
     with pytest.raises(FedfillError, match="delta is"):
         accountant.sampled_noise(1.0, 0.1, 10, 0.0)
+
+
+# Everything about a record that is added or removed
+
+
+def test_a_record_added_costs_what_papers_tell() -> None:
+    for noise, share, steps in ((1.1, 0.05, 50), (0.7, 0.2, 5), (2.0, 1.0, 4)):
+        once = accountant.added_epsilon(0.0, ((noise, share, steps),), DELTA)
+        assert once == pytest.approx(accountant.sampled_epsilon(noise, share, steps, DELTA), rel=1e-9)
+        assert once < accountant.replaced_epsilon(0.0, ((noise, share, steps),), DELTA)
+    # a share of 1 is no sampling, where mus add their squares
+    mixed = accountant.added_epsilon(0.7, ((2.0, 1.0, 4),), DELTA)
+    assert mixed == pytest.approx(accountant.epsilon(math.hypot(0.7, 1.0), DELTA), rel=0.02)
+    assert accountant.added_epsilon(0.7, (), DELTA) == accountant.epsilon(0.7, DELTA)
+
+
+def test_a_record_added_among_little_noise_or_many_steps_is_in_every_step() -> None:
+    for noise, steps in ((0.05, 30), (1.0, 2 * 10**6)):
+        bound = accountant.epsilon(math.hypot(0.5, accountant.gaussian_mu(1.0, noise, steps)), DELTA)
+        assert accountant.added_epsilon(0.5, ((noise, 0.1, steps),), DELTA) == bound

@@ -43,6 +43,11 @@ def test_constructors() -> None:
     assert PAPER.mechanism == "Gaussian noise (std 4) on 3 class means, 200 copies each"
     assert PAPER.mu is None
     assert PAPER.conditional_mu == pytest.approx(0.8)
+    assert gaussian("sums", 2.0, 4.0, 4, added=1.0) == Release(
+        "Gaussian noise (std 4) on sums, 4 copies each", 1.0, added_mu=0.5
+    )
+    conditional = gaussian("sums", 2.0, 4.0, added=1.0, met=False)
+    assert (conditional.conditional_mu, conditional.conditional_added_mu) == (0.5, 0.25)
     assert "std 4 times the sensitivity" in gaussian("means", 1.0, 0.1, noise="std 4 times the sensitivity").mechanism
 
 
@@ -54,7 +59,16 @@ def test_no_noise_or_no_bound_is_no_guarantee() -> None:
         assert release.conditional_mu is None
     assert Release("x", math.inf).mu is None
     assert Release("x", 1e200).mu is None
+    assert Release("x", 0.1, added_mu=math.inf) == Release("x", 0.1)
+    # a record replaced is one of each: without a bound for it there is none for one added
+    assert Release("x", math.inf, added_mu=1.0) == Release("x", None)
+    with pytest.raises(ValueError, match="added_mu"):
+        Release("x", None, added_mu=1.0)
     for wrong in (-1.0, math.nan):
+        with pytest.raises(ValueError, match="0 or more"):
+            Release("x", 1.0, added_mu=wrong)
+        with pytest.raises(ValueError, match="0 or more"):
+            Release("x", None, conditional_added_mu=wrong)
         with pytest.raises(ValueError, match="0 or more"):
             Release("x", wrong)
         with pytest.raises(ValueError, match="0 or more"):
@@ -89,6 +103,16 @@ def test_whole_numbers_too_large_for_floats_are_no_guarantee() -> None:
 def test_release_survives_bytes() -> None:
     for release in (UPDATE, PAPER, SINGLE, public("why")):
         assert tree.from_bytes(tree.to_bytes(release)) == release
+
+
+@pytest.mark.parametrize("name", ["added_mu", "conditional_added_mu"])
+@pytest.mark.parametrize("value", [-1.0, math.nan, "1"])
+def test_a_release_from_elsewhere_is_checked(name: str, value: Any) -> None:
+    release = gaussian("sums", 2.0, 4.0, added=1.0)
+    tree.validated(release, Release)
+    object.__setattr__(release, name, value)
+    with pytest.raises(ValueError, match=f"{name}.*of a"):
+        tree.validated(release, Release)
 
 
 def test_one_client_composes_over_fields_and_rounds() -> None:
@@ -226,9 +250,17 @@ def test_it_stays_small() -> None:
 RELEASES = st.builds(
     Release,
     st.sampled_from(["noise", "as trained"]),
-    st.none() | st.floats(0, 10),
+    st.floats(0, 10),
+    st.lists(st.sampled_from(["one", "two"]), unique=True).map(tuple),
+    added_mu=st.none() | st.floats(0, 10),
+    conditional_added_mu=st.none() | st.floats(0, 10),
+) | st.builds(
+    Release,
+    st.sampled_from(["noise", "as trained"]),
+    st.none(),
     st.lists(st.sampled_from(["one", "two"]), unique=True).map(tuple),
     st.none() | st.floats(0, 10),
+    conditional_added_mu=st.none() | st.floats(0, 10),
 )
 
 
@@ -422,3 +454,128 @@ def test_sampled_steps_beside_model_updates_leave_no_guarantee_in_total() -> Non
     assert account(ledger)["total_epsilon"] is None
     assert entry(ledger, "Images.inputs")["epsilon"] is not None
     assert "Independent of" not in account(ledger)["statement"]
+
+
+# A record added or removed, beside one replaced
+
+BOTH = Release("noise", 0.6, ("fixed features",), added_mu=0.4)
+COUNTS = Release("noise on counts", 0.0, added_mu=0.3)
+
+
+def epsilon(*mus: float) -> float:
+    return accountant.epsilon(math.hypot(*mus), DELTA)
+
+
+def test_both_neighbours_are_booked_each_on_its_own() -> None:
+    ledger = Ledger()
+    for _ in range(2):
+        ledger.add(0, "Sums.gram", BOTH)
+    ledger.add(0, "Sums.counts", COUNTS)
+    ledger.add(1, "Sums.gram", Release("noise", 0.7, added_mu=0.7))
+    ledger.add(0, "Sums.seed", public("a setting"))
+    got = entry(ledger, "Sums.gram")
+    assert got["epsilon"] == pytest.approx(epsilon(0.6, 0.6))
+    assert got["epsilon_added"] == pytest.approx(epsilon(0.7))  # the worst client need not be the same
+    assert (got["conditional_epsilon"], got["conditional_epsilon_added"]) == (None, None)
+    whole = account(ledger)
+    assert whole["total_epsilon"] == pytest.approx(epsilon(0.6, 0.6))
+    assert whole["total_epsilon_added"] == pytest.approx(epsilon(0.7))
+    ledger.add(0, "Sums.gram", BOTH)
+    assert account(ledger)["total_epsilon_added"] == pytest.approx(epsilon(0.4, 0.4, 0.4, 0.3))
+    assert "Independent of the client's own records: Sums.seed (a setting)." in whole["statement"]
+
+
+def test_figures_of_a_record_replaced_stand_as_they_did() -> None:
+    with_both, alone = Ledger(), Ledger()
+    for ledger, added in ((with_both, 0.4), (alone, None)):
+        ledger.add(0, "Reply.a", Release("noise", 0.6, added_mu=added))
+        ledger.add(1, "Reply.b", Release("noise", None, (FILTER,), 0.8, conditional_added_mu=added))
+    one, two = account(with_both), account(alone)
+    assert [item["epsilon"] for item in one["entries"]] == [item["epsilon"] for item in two["entries"]]
+    assert [item["epsilon_added"] for item in two["entries"]] == [None, None]
+    conditional = [item["conditional_epsilon_added"] for item in one["entries"]]
+    assert conditional == [pytest.approx(epsilon(0.4)), None]
+    assert "added or removed" not in two["statement"]
+    assert "one record of one client, replaced by another of the same class" in two["statement"]
+
+
+def test_the_statement_says_both() -> None:
+    ledger = Ledger()
+    ledger.add(0, "Sums.gram", BOTH)
+    text = account(ledger)["statement"]
+    pair = (
+        f"epsilon {epsilon(0.4):#.3g} for one record added or removed, {epsilon(0.6):#.3g} for one replaced by another "
+        "of the same class, at delta 1e-05"
+    )
+    assert f"Sums.gram (noise) is protected with {pair}, provided that these conditions hold: fixed features." in text
+    assert text.endswith(f"In total: {pair}, under the conditions above.")
+    assert text.rsplit(". ", 1)[-1].startswith("In total")  # which the terminal shows of many runs
+    assert "seed" in text
+    assert "has one figure alone" not in text
+    ledger.add(1, "Sums.gram", Release("noise", None, ("a",), 0.8, conditional_added_mu=0.5))
+    text = account(ledger)["statement"]
+    assert f"would cost epsilon {epsilon(0.5):#.3g} for one record added or removed, " in text
+    assert text.endswith("In total: no differential-privacy guarantee.")
+    ledger = Ledger()
+    ledger.add(0, "Sums.gram", Release("noise", 20.0, added_mu=14.0))
+    large = f"epsilon {epsilon(14.0):.0f} for one record added or removed, {epsilon(20.0):.0f} for one replaced"
+    assert large in account(ledger)["statement"]
+
+
+def test_exact_counts_end_the_guarantee_of_a_record_added_alone() -> None:
+    ledger = Ledger()
+    ledger.add(0, "Sums.gram", BOTH)
+    before = account(ledger)["total_epsilon"]
+    ledger.add(0, "Sums.counts", Release("class sizes, which count as known", 0.0))
+    after = account(ledger)
+    assert after["total_epsilon"] == before
+    assert after["total_epsilon_added"] is None
+    assert entry(ledger, "Sums.gram")["epsilon_added"] is not None
+    assert "no guarantee for one added or removed" in after["statement"].rsplit(". ", 1)[-1]
+    assert f"epsilon {before:.3g} at delta 1e-05 for one record replaced" in after["statement"]
+    # one figure alone is marked as such
+    ledger.add(0, "Sums.means", Release("other noise", 0.1))
+    assert "has one figure alone" in account(ledger)["statement"]
+
+
+def test_noisy_counts_are_not_independent_of_the_records() -> None:
+    ledger = Ledger()
+    ledger.add(0, "Sums.counts", COUNTS)
+    text = account(ledger)["statement"]
+    assert "Independent" not in text
+    assert f"epsilon {epsilon(0.3):#.3g} for one record added or removed, 0.00 for one replaced" in text
+
+
+def test_sampled_steps_are_told_for_a_record_added_too() -> None:
+    ledger = Ledger()
+    ledger.add(0, "Images.inputs", steps(50))
+    got = entry(ledger, "Images.inputs")
+    assert got["epsilon_added"] == pytest.approx(accountant.sampled_epsilon(NOISE, SHARE, 50, DELTA), rel=1e-9)
+    assert got["epsilon_added"] < got["epsilon"] < 2.5 * got["epsilon_added"]
+    ledger.add(0, "Sums.gram", BOTH)
+    total = account(ledger)["total_epsilon_added"]
+    assert total == accountant.added_epsilon(0.4, ((NOISE, SHARE, 50),), DELTA)
+    assert max(got["epsilon_added"], epsilon(0.4)) < total < got["epsilon_added"] + epsilon(0.4)
+    again = Ledger.restore(tree.from_bytes(tree.to_bytes(ledger.state())))
+    assert account(again) == account(ledger)
+
+
+def test_older_states_have_no_figure_for_a_record_added() -> None:
+    ledger = Ledger()
+    ledger.add(0, "Sums.gram", BOTH)
+    ledger.add(0, "Sums.seed", public("a setting"))
+    old = ledger.state()
+    for item in old["entries"]:
+        for name in [name for name in item if name.startswith("added_")]:
+            del item[name]
+    again = Ledger.restore(old)
+    got, was = account(again), account(ledger)
+    assert got["total_epsilon"] == was["total_epsilon"]
+    assert got["total_epsilon_added"] is None
+    again.add(0, "Sums.gram", BOTH)  # what was not booked once is not known later
+    assert account(again)["total_epsilon_added"] is None
+    assert account(again)["total_epsilon"] == pytest.approx(epsilon(0.6, 0.6))
+    broken = ledger.state()
+    broken["entries"][0]["added_square"] = broken["entries"][0]["added_square"][:0]
+    with pytest.raises(ValueError, match="no state of a ledger"):
+        Ledger.restore(broken)

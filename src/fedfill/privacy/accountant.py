@@ -280,7 +280,6 @@ def sampled_noise(target: float, probability: float, steps: int, delta: float) -
     return high
 
 
-@functools.lru_cache(maxsize=4096)
 def replaced_epsilon(mu: float, sampled: tuple[tuple[float, float, int], ...], delta: float) -> float:
     """Epsilon of everything that was released about one record, where it is replaced by another.
 
@@ -296,9 +295,32 @@ def replaced_epsilon(mu: float, sampled: tuple[tuple[float, float, int], ...], d
     Raises:
         FedfillError: Where `delta` is out of range.
     """
+    return _whole_epsilon(mu, sampled, delta, 2.0)
+
+
+def added_epsilon(mu: float, sampled: tuple[tuple[float, float, int], ...], delta: float) -> float:
+    """Epsilon of everything that was released about one record, where it is added or removed.
+
+    Args:
+        mu: Of all Gaussian mechanisms together, for a record added or removed.
+        sampled: As in `replaced_epsilon`. Probabilities and steps may not depend on the number of records.
+        delta: Between 0 and 1, both excluded.
+
+    Returns:
+        An upper bound on epsilon, close to the exact value.
+
+    Raises:
+        FedfillError: Where `delta` is out of range.
+    """
+    return _whole_epsilon(mu, sampled, delta, 1.0)
+
+
+@functools.lru_cache(maxsize=4096)
+def _whole_epsilon(mu: float, sampled: tuple[tuple[float, float, int], ...], delta: float, norms: float) -> float:
+    """For a record that moves a sum by so many norms: one where it is added or removed, two where it is replaced."""
     # so little noise that the distributions outgrow memory: as if every record were in every step
     few = [(noise, steps) for noise, _, steps in sampled if noise < _LITTLE_NOISE]
-    mu = math.hypot(mu, *(gaussian_mu(2.0, noise, steps) for noise, steps in few))
+    mu = math.hypot(mu, *(gaussian_mu(norms, noise, steps) for noise, steps in few))
     sampled = tuple(item for item in sampled if item[0] >= _LITTLE_NOISE)
     if not sampled or not mu < _EXACT[1]:
         return epsilon(mu, delta)
@@ -307,17 +329,17 @@ def replaced_epsilon(mu: float, sampled: tuple[tuple[float, float, int], ...], d
     many = sum(steps for _, _, steps in sampled) > _MANY_STEPS or len(sampled) > _MANY_MECHANISMS
     if many or interval > _COARSEST_GRID:
         # distributions would take for ever, and may come of what a host says of itself: without sampling here too
-        return epsilon(math.hypot(mu, *(gaussian_mu(2.0, noise, steps) for noise, _, steps in sampled)), delta)
+        return epsilon(math.hypot(mu, *(gaussian_mu(norms, noise, steps) for noise, _, steps in sampled)), delta)
     import dp_accounting
     from dp_accounting import pld
 
-    accountant = pld.PLDAccountant(
-        dp_accounting.NeighboringRelation.REPLACE_ONE, value_discretization_interval=interval
-    )
+    relations = dp_accounting.NeighboringRelation
+    relation = relations.ADD_OR_REMOVE_ONE if norms == 1 else relations.REPLACE_ONE
+    accountant = pld.PLDAccountant(relation, value_discretization_interval=interval)
     for noise, probability, steps in sampled:
         accountant.compose(_sampled_event(noise, probability), steps)
     if mu:
-        accountant.compose(dp_accounting.GaussianDpEvent(2 / mu))  # a replaced record moves a sum by twice its norm
+        accountant.compose(dp_accounting.GaussianDpEvent(norms / mu))
     return float(accountant.get_epsilon(delta))
 
 

@@ -16,10 +16,10 @@ UNIT = "one record of one client"
 ADJACENCY = "replace one record by another of the same class; class sizes are taken as known"
 
 
-class _Booking:
-    """What one client released in one field by one mechanism, over all rounds so far."""
+class _Spent:
+    """What was given away about one record, for one adjacency."""
 
-    __slots__ = ("bounded", "conditional", "conditional_bounded", "sampled", "square", "times")
+    __slots__ = ("bounded", "conditional", "conditional_bounded", "square")
 
     def __init__(
         self,
@@ -27,14 +27,34 @@ class _Booking:
         conditional: float = 0.0,
         bounded: bool = True,
         conditional_bounded: bool = True,
-        times: int = 0,
     ) -> None:
         self.square = square  # sum of mu squared
         self.conditional = conditional  # the same, with the noise alone where there is no mu
         self.bounded = bounded
         self.conditional_bounded = conditional_bounded
-        self.times = times
+
+    def add(self, mu: float | None, conditional_mu: float | None) -> None:
+        if mu is not None:
+            self.square += mu * mu
+            self.conditional += mu * mu
+            return
+        self.bounded = False
+        if conditional_mu is None:
+            self.conditional_bounded = False
+        else:
+            self.conditional += conditional_mu * conditional_mu
+
+
+class _Booking:
+    """What one client released in one field by one mechanism, over all rounds so far."""
+
+    __slots__ = ("added", "replaced", "sampled", "times")
+
+    def __init__(self) -> None:
+        self.replaced = _Spent()  # where one record is replaced by another of the same class
+        self.added = _Spent()  # where one is added or removed
         self.sampled: dict[tuple[float, float], int] = {}  # steps by noise multiplier and probability
+        self.times = 0
 
 
 class _Entry:
@@ -80,17 +100,8 @@ class Ledger:
         if release.sampled is not None:
             noise, probability, steps = release.sampled
             booking.sampled[noise, probability] = booking.sampled.get((noise, probability), 0) + steps
-        mu = release.mu
-        if mu is not None:
-            booking.square += mu * mu
-            booking.conditional += mu * mu
-            return
-        booking.bounded = False
-        mu = release.conditional_mu
-        if mu is None:
-            booking.conditional_bounded = False
-        else:
-            booking.conditional += mu * mu
+        booking.replaced.add(release.mu, release.conditional_mu)
+        booking.added.add(release.added_mu, release.conditional_added_mu)
 
     def state(self) -> Tree:
         """The ledger as a tree, for a checkpoint."""
@@ -101,11 +112,9 @@ class Ledger:
                     "mechanism": mechanism,
                     "conditions": list(entry.conditions),
                     "clients": torch.tensor(list(entry.clients), dtype=torch.int64),
-                    "times": _column(entry, "times", torch.int64),
-                    "square": _column(entry, "square", torch.float64),
-                    "conditional": _column(entry, "conditional", torch.float64),
-                    "bounded": _column(entry, "bounded", torch.bool),
-                    "conditional_bounded": _column(entry, "conditional_bounded", torch.bool),
+                    "times": torch.tensor([b.times for b in entry.clients.values()], dtype=torch.int64),
+                    **_columns("", [b.replaced for b in entry.clients.values()]),
+                    **_columns("added_", [b.added for b in entry.clients.values()]),
                     "sampled": [_triples(booking.sampled) for booking in entry.clients.values()],
                 }
                 for (released, mechanism), entry in self._entries.items()
@@ -130,11 +139,19 @@ class Ledger:
             for item in tree["entries"]:
                 entry = ledger._entries[item["released"], item["mechanism"]] = _Entry()
                 entry.conditions = dict.fromkeys(item["conditions"])
-                columns = ("square", "conditional", "bounded", "conditional_bounded", "times")
-                bookings = zip(*(item[name].tolist() for name in columns), strict=True)
-                triples = item.get("sampled", [()] * len(item["clients"]))
-                for client, values, sampled in zip(item["clients"].tolist(), bookings, triples, strict=True):
-                    booking = entry.clients[client] = _Booking(*values)
+                clients = item["clients"].tolist()
+                replaced = _spent("", item)
+                # an older ledger has no figures for a record added or removed, and so no bound
+                added = (
+                    _spent("added_", item)
+                    if "added_square" in item
+                    else [_Spent(0.0, 0.0, False, False) for _ in clients]
+                )
+                triples = item.get("sampled", [()] * len(clients))
+                rows = zip(clients, item["times"].tolist(), replaced, added, triples, strict=True)
+                for client, times, one, other, sampled in rows:
+                    booking = entry.clients[client] = _Booking()
+                    booking.times, booking.replaced, booking.added = times, one, other
                     booking.sampled = {(noise, probability): steps for noise, probability, steps in sampled}
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise ValueError(f"this tree is no state of a ledger: {error}") from error
@@ -149,9 +166,10 @@ class Ledger:
         Returns:
             A dict ready for JSON: ``entries``, those without a guarantee first, each with ``released, mechanism,
             epsilon`` (of the worst client; None: no guarantee), ``conditional_epsilon`` (what the noise alone would
-            cost under the conditions, where there is no guarantee), ``delta, clients`` (how many released it),
-            ``times`` (the most that one client did) and ``conditions``; then ``total_epsilon`` (None: no guarantee),
-            ``delta, unit, adjacency`` and ``statement``, the paragraph for people.
+            cost under the conditions, where there is no guarantee), the same with ``_added`` for a record that is
+            added or removed, ``delta, clients`` (how many released it), ``times`` (the most that one client did) and
+            ``conditions``; then ``total_epsilon`` and ``total_epsilon_added`` (None: no guarantee), ``delta, unit,
+            adjacency`` (of the figures without ``_added``) and ``statement``, the paragraph for people.
 
         Raises:
             FedfillError: Where `delta` is out of range.
@@ -161,14 +179,15 @@ class Ledger:
             _summary(released, mechanism, entry, delta) for (released, mechanism), entry in self._entries.items()
         ]
         entries.sort(key=_without_guarantee_first)
-        total = self._total(delta)
+        total, total_added = self._total("replaced", delta), self._total("added", delta)
         return {
             "entries": entries,
             "total_epsilon": total,
+            "total_epsilon_added": total_added,
             "delta": delta,
             "unit": UNIT,
             "adjacency": ADJACENCY,
-            "statement": _statement(entries, self._independent(), total, delta),
+            "statement": _statement(entries, self._independent(), (total, total_added), delta),
         }
 
     def _independent(self) -> set[tuple[str, str]]:
@@ -176,57 +195,87 @@ class Ledger:
         return {
             key
             for key, entry in self._entries.items()
-            if all(b.bounded and b.square == 0 and not b.sampled for b in entry.clients.values())
+            if all(b.replaced.bounded and b.replaced.square == 0 and not b.sampled for b in entry.clients.values())
+            and not any(b.added.square for b in entry.clients.values())
         }
 
-    def _total(self, delta: float) -> float | None:
+    def _total(self, adjacency: str, delta: float) -> float | None:
         squares: dict[int, float] = {}
         sampled: dict[int, dict[tuple[float, float], int]] = {}
         for entry in self._entries.values():
             for client, booking in entry.clients.items():
-                if not booking.bounded:
+                spent: _Spent = getattr(booking, adjacency)
+                if not spent.bounded:
                     return None
-                squares[client] = squares.get(client, 0.0) + booking.square
+                squares[client] = squares.get(client, 0.0) + spent.square
                 if booking.sampled:
                     steps = sampled.setdefault(client, {})
                     for mechanism, times in booking.sampled.items():
                         steps[mechanism] = steps.get(mechanism, 0) + times
-        return _worst(((square, sampled.get(client, {})) for client, square in squares.items()), delta)
+        return _worst(((square, sampled.get(client, {})) for client, square in squares.items()), adjacency, delta)
 
 
-def _column(entry: _Entry, name: str, dtype: torch.dtype) -> torch.Tensor:
-    return torch.tensor([getattr(booking, name) for booking in entry.clients.values()], dtype=dtype)
+_COLUMNS = {
+    "square": torch.float64,
+    "conditional": torch.float64,
+    "bounded": torch.bool,
+    "conditional_bounded": torch.bool,
+}
+
+
+def _columns(prefix: str, spent: Sequence[_Spent]) -> dict[str, torch.Tensor]:
+    return {
+        prefix + name: torch.tensor([getattr(one, name) for one in spent], dtype=dtype)
+        for name, dtype in _COLUMNS.items()
+    }
+
+
+def _spent(prefix: str, item: Any) -> list[_Spent]:
+    return [_Spent(*row) for row in zip(*(item[prefix + name].tolist() for name in _COLUMNS), strict=True)]
 
 
 def _triples(sampled: dict[tuple[float, float], int]) -> list[tuple[float, float, int]]:
     return [(noise, probability, steps) for (noise, probability), steps in sorted(sampled.items())]
 
 
-def _worst(spent: Iterable[tuple[float, dict[tuple[float, float], int]]], delta: float) -> float | None:
+_EPSILON = {"replaced": accountant.replaced_epsilon, "added": accountant.added_epsilon}
+
+
+def _worst(spent: Iterable[tuple[float, dict[tuple[float, float], int]]], adjacency: str, delta: float) -> float | None:
     """The largest epsilon of sums of mu squared with sampled mechanisms; None where it is too large to be written down."""
     largest: dict[tuple[tuple[float, float, int], ...], float] = {}  # a larger square alone can only cost more
     for square, sampled in spent:
         triples = tuple(_triples(sampled))
         largest[triples] = max(square, largest.get(triples, 0.0))
-    value = max((accountant.replaced_epsilon(math.sqrt(s), t, delta) for t, s in largest.items()), default=0.0)
+    epsilon = _EPSILON[adjacency]
+    value = max((epsilon(math.sqrt(s), t, delta) for t, s in largest.items()), default=0.0)
     return value if value < math.inf else None
 
 
+def _figures(entry: _Entry, adjacency: str, delta: float) -> tuple[float | None, float | None]:
+    """Epsilon of the worst client; where there is none, what the noise alone would cost."""
+    spent: list[tuple[_Spent, dict[tuple[float, float], int]]]
+    spent = [(getattr(booking, adjacency), booking.sampled) for booking in entry.clients.values()]
+    if all(one.bounded for one, _ in spent):
+        return _worst(((one.square, sampled) for one, sampled in spent), adjacency, delta), None
+    if all(one.conditional_bounded for one, _ in spent):
+        return None, _worst(((one.conditional, sampled) for one, sampled in spent), adjacency, delta)
+    return None, None
+
+
 def _summary(released: str, mechanism: str, entry: _Entry, delta: float) -> dict[str, Any]:
-    bookings = entry.clients.values()
-    value = conditional = None
-    if all(booking.bounded for booking in bookings):
-        value = _worst(((booking.square, booking.sampled) for booking in bookings), delta)
-    elif all(booking.conditional_bounded for booking in bookings):
-        conditional = _worst(((booking.conditional, booking.sampled) for booking in bookings), delta)
+    epsilon, conditional = _figures(entry, "replaced", delta)
+    epsilon_added, conditional_added = _figures(entry, "added", delta)
     return {
         "released": released,
         "mechanism": mechanism,
-        "epsilon": value,
+        "epsilon": epsilon,
         "conditional_epsilon": conditional,
+        "epsilon_added": epsilon_added,
+        "conditional_epsilon_added": conditional_added,
         "delta": delta,
         "clients": len(entry.clients),
-        "times": max(booking.times for booking in bookings),
+        "times": max(booking.times for booking in entry.clients.values()),
         "conditions": list(entry.conditions),
     }
 
@@ -236,7 +285,10 @@ def _without_guarantee_first(item: dict[str, Any]) -> tuple[bool, float, str, st
 
 
 def _statement(
-    entries: Sequence[dict[str, Any]], independent: set[tuple[str, str]], total: float | None, delta: float
+    entries: Sequence[dict[str, Any]],
+    independent: set[tuple[str, str]],
+    totals: tuple[float | None, float | None],
+    delta: float,
 ) -> str:
     """The account in a few plain sentences."""
     at = f"at delta {delta:g}"
@@ -260,37 +312,68 @@ def _statement(
         held = f", if these conditions held: {'; '.join(item['conditions'])}" if item["conditions"] else ""
         text.append(
             f"Judged by its noise alone, {item['released']} ({item['mechanism']}) would cost "
-            f"epsilon {_figure(item['conditional_epsilon'])} {at}{_repeated(item)}{held}."
+            f"{_cost(item['conditional_epsilon'], item['conditional_epsilon_added'], at)}{_repeated(item)}{held}."
         )
     for item in protected:
         held = f", provided that these conditions hold: {'; '.join(item['conditions'])}" if item["conditions"] else ""
         text.append(
             f"{item['released']} ({item['mechanism']}) is protected with "
-            f"epsilon {_figure(item['epsilon'])} {at}{_repeated(item)}{held}."
+            f"{_cost(item['epsilon'], item['epsilon_added'], at)}{_repeated(item)}{held}."
         )
     if without and protected:
         text.append("What is protected in one part limits nothing that the parts without a guarantee give away.")
-    if hypothetical or protected:
-        text.append(
-            "These figures are for one record of one client, replaced by another of the same class, with class sizes "
-            "taken as known, and against anyone who can't reproduce the noise from the seed of the run. If the class "
-            "of the record may change too, a figure for class means grows, as two of them move (mu by up to 1.42 "
-            "times), and class sizes need protection of their own."
-        )
+    both = [_has_both(item) for item in hypothetical + protected]
+    if both:
+        text.append(_meaning(any(both), all(both)))
     if nothing:
         listed = _listed([f"{item['released']} ({item['mechanism']})" for item in nothing])
         text.append(f"Independent of the client's own records: {listed}.")
 
+    total, total_added = totals
     if total is None:
         text.append("In total: no differential-privacy guarantee.")
     elif protected:
         held = ", under the conditions above" if any(item["conditions"] for item in protected) else ""
-        text.append(f"In total: epsilon {_figure(total)} {at}{held}.")
+        if total_added is None and any(both):
+            at += " for one record replaced by another of the same class, no guarantee for one added or removed"
+        text.append(f"In total: {_cost(total, total_added, at)}{held}.")
     elif nothing:
         text.append("In total: epsilon 0, as nothing that was sent depends on a client's own records.")
     else:
         text.append("In total: epsilon 0, as no client has sent anything.")
     return " ".join(text)
+
+
+def _meaning(some: bool, all_: bool) -> str:
+    """What the figures are about, where some or all of them are told for a record added or removed as well."""
+    if not some:
+        return (
+            "These figures are for one record of one client, replaced by another of the same class, with class sizes "
+            "taken as known, and against anyone who can't reproduce the noise from the seed of the run. If the class "
+            "of the record may change too, a figure for class means grows, as two of them move (mu by up to 1.42 "
+            "times), and class sizes need protection of their own."
+        )
+    text = (
+        "These figures are for one record of one client, and against anyone who can't reproduce the noise from the seed "
+        "of the run. For a replaced record class sizes are taken as known. If its class may change too, mu is twice that "
+        "of a record added or removed at the most."
+    )
+    if all_:
+        return text
+    return f"{text} Where a part has one figure alone, it is for a replaced record whose class stays."
+
+
+def _has_both(item: dict[str, Any]) -> bool:
+    return item["conditional_epsilon_added" if item["epsilon"] is None else "epsilon_added"] is not None
+
+
+def _cost(replaced: float, added: float | None, at: str) -> str:
+    if added is None:
+        return f"epsilon {_figure(replaced)} {at}"
+    return (
+        f"epsilon {_figure(added, '#')} for one record added or removed, {_figure(replaced, '#')} for one replaced by "
+        f"another of the same class, {at}"
+    )
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -301,6 +384,8 @@ def _repeated(item: dict[str, Any]) -> str:
     return f" after {item['times']} releases by one client" if item["times"] > 1 else ""
 
 
-def _figure(value: float) -> str:
-    """Three digits, and never a power of ten for what can be read without."""
-    return f"{value:.3g}" if value < 100 or value >= 1e6 else f"{value:.0f}"
+def _figure(value: float, fixed: str = "") -> str:
+    """Three digits, zeros at the end too where `fixed` is "#"; never a power of ten for what can be read without."""
+    if 99.95 <= value < 1e6:
+        return f"{value:.0f}"
+    return f"{value:{fixed}.3g}"

@@ -22,6 +22,9 @@ MOST_NOISE = 1e9
 class Release(Record):
     """What one field of a reply gives away about one record of the client that sends it.
 
+    It is told for one record that is replaced by another of the same class and, where it can be, for one that is added or
+    removed.
+
     Attributes:
         mechanism: How the field was made, in plain words. Releases with the same words are booked together, so they
             should name settings and not figures that change with every round or client. At most `WORDS` characters.
@@ -32,8 +35,8 @@ class Release(Record):
         conditional_mu: Where `mu` is None, what the noise alone would cost if the conditions were met.
         sampled: What is released beside `mu` by a Gaussian mechanism on Poisson samples: noise multiplier with respect
             to the largest norm of one record's share, probability of a record, steps. None: nothing.
-        added_mu: As `mu`, for one record that is added or removed, where `mu` is for one that is replaced by another of
-            the same class. None: nothing bounds it, as where class sizes were used as known.
+        added_mu: As `mu`, for one record that is added or removed; with a mu alone, as a replaced record is one of each.
+            None: nothing bounds it, or nobody has worked it out.
         conditional_added_mu: As `conditional_mu`, where `added_mu` is None.
     """
 
@@ -51,6 +54,8 @@ class Release(Record):
         Raises:
             ValueError: Where a figure is out of its range, or the words are too long.
         """
+        if self.mu is None and self.added_mu is not None:
+            raise ValueError("a release with an added_mu has a mu of twice as much at the most, not none")
         for name in ("mu", "conditional_mu", "added_mu", "conditional_added_mu"):
             value = getattr(self, name)
             if value is None:
@@ -59,6 +64,8 @@ class Release(Record):
                 raise ValueError(f"{name} of a release is 0 or more, not {value}")
             if value > _LARGEST:
                 object.__setattr__(self, name, None)
+        if self.mu is None:
+            object.__setattr__(self, "added_mu", None)
         if len(self.conditions) > CONDITIONS:
             raise ValueError(f"a release has {CONDITIONS} conditions at the most, not {len(self.conditions)}")
         if max(map(len, (self.mechanism, *self.conditions))) > WORDS:
@@ -114,6 +121,7 @@ def gaussian(
     conditions: Iterable[str] = (),
     met: bool = True,
     noise: str | None = None,
+    added: float | None = None,
 ) -> Release:
     """A field with Gaussian noise on every coordinate.
 
@@ -129,19 +137,23 @@ def gaussian(
         met: Whether this run meets them as far as anyone can promise. If not, there is no guarantee, and the figure is
             kept as what the noise alone would cost.
         noise: Words for the noise in place of "std 3", for a std that differs between clients.
+        added: As `sensitivity`, for one record that is added or removed; None: nothing bounds it.
 
     Returns:
-        A release with the mu of this noise. No mu where there is no noise or no bounded sensitivity.
+        A release with the mus of this noise. No mu where there is no noise or no bounded sensitivity.
 
     Raises:
         FedfillError: Where `std` or `copies` is out of range.
-        ValueError: Where `sensitivity` is negative or not a number.
+        ValueError: Where `sensitivity` or `added` is negative or not a number.
     """
     mu = accountant.gaussian_mu(sensitivity, std, copies)
+    added_mu = None if added is None else accountant.gaussian_mu(added, std, copies)
     words = f"Gaussian noise ({noise or f'std {std:g}'}) on {what}" if std > 0 else f"no noise on {what}"
     if copies > 1:
         words += f", {copies} copies each"
-    return Release(words, mu if met else None, tuple(conditions), None if met else mu)
+    if met:
+        return Release(words, mu, tuple(conditions), added_mu=added_mu)
+    return Release(words, None, tuple(conditions), mu, conditional_added_mu=added_mu)
 
 
 def dpsgd(what: str, noise_multiplier: float, probability: float, steps: int, promise: str = "") -> Release:
@@ -156,13 +168,14 @@ def dpsgd(what: str, noise_multiplier: float, probability: float, steps: int, pr
         promise: Words for the noise, for a noise that differs between clients.
 
     Returns:
-        A release whose epsilon is that of all steps together.
+        A release whose epsilon is that of all steps together. Where a record is added or removed, this presumes that
+        probability and steps stay as they are, as they do where the number of records is public.
 
     Raises:
         ValueError: Where noise, probability or steps are out of range.
     """
     words = promise or f"noise multiplier {noise_multiplier:g}"
-    return Release(f"DP-SGD ({words}) behind {what}", 0.0, sampled=(noise_multiplier, probability, steps))
+    return Release(f"DP-SGD ({words}) behind {what}", 0.0, sampled=(noise_multiplier, probability, steps), added_mu=0.0)
 
 
 class Declared(Record):
