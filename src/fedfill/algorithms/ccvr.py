@@ -7,7 +7,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from fedfill.algorithms._heads import Head, Layer, sound_counts
+from fedfill.algorithms._heads import Head, sound_counts
+from fedfill.algorithms._layers import Layer
 from fedfill.protocol.server import Server
 from fedfill.protocol.sums import Collected
 from fedfill.statistics.calibration import (

@@ -10,7 +10,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from fedfill.algorithms._heads import Head, Layer
+from fedfill.algorithms._heads import Head
+from fedfill.algorithms._layers import Layer
 from fedfill.protocol.server import Server
 from fedfill.protocol.sums import Collected
 from fedfill.statistics.heads import LinearHead

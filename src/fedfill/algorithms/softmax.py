@@ -9,21 +9,20 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, Self
+from typing import Self
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from fedfill.algorithms import Algorithm
-from fedfill.algorithms._heads import Ask, Layer, bounded, changed, features, layer_of
+from fedfill.algorithms._features import Featured
+from fedfill.algorithms._layers import Ask, Layer, bounded, changed, features, layer_of
 from fedfill.errors import FedfillError
 from fedfill.privacy import sums as privacy
 from fedfill.protocol.client import Client, client_handler
 from fedfill.protocol.server import Server
 from fedfill.protocol.sums import Sums, collect, contribute
 from fedfill.statistics.heads import LinearHead
-from fedfill.statistics.noise import NoisySums
 from fedfill.statistics.softmax import gradient_bound, gradient_sum, noisy_preconditioner, preconditioner, step
 from fedfill.statistics.sums import Block, Statistic, class_moments
 from fedfill.tree import Tree, Weights
@@ -40,14 +39,13 @@ class AskGradient(Ask):
     head: Tensor
 
 
-class Softmax(NoisySums, Algorithm):
+class Softmax(Featured):
     """Multinomial logistic regression on frozen features: a step for each round, from sums of z (p - e_y)'.
 
     Use it in place of fed3r where some twenty cheap rounds are possible: it is better, under noise above all.
     """
 
     name = "softmax"
-    network: ClassVar[str] = "features"
 
     penalty: float = Field(default=1e-6, ge=0, allow_inf_nan=False)
     """Ridge penalty for each record, without noise."""
@@ -91,15 +89,20 @@ class Softmax(NoisySums, Algorithm):
         return {**super().server_state(initial), "head": None, "gram": None, "std": 0.0}
 
     def pretraining_steps(self) -> int:
-        """One: the second moments."""
-        return 1
+        """What the features learn, and their second moments."""
+        return super().pretraining_steps() + 1
 
     def pretrain(self, server: Server, step: int) -> None:
-        """Ask for G, of which the preconditioner is made."""
+        """Ask for G, of which the preconditioner is made, once the features have learned what they can."""
+        if step < super().pretraining_steps():
+            super().pretrain(server, step)
+            return
         layer = layer_of(server, server.state.weights, self.name)
         statistic = self.second_moments(layer)
         message = Ask(changed(server, server.state.weights), server.clients)
-        collected = collect(server, self.gram_sums, message, statistic, self.noise(statistic, self.gram_share))
+        collected = collect(
+            server, self.gram_sums, message, statistic, self.noise(statistic, self.left * self.gram_share)
+        )
         server.state.gram, server.state.std = collected.sums["gram"], collected.stds["gram"] / math.sqrt(2)
         server.state.head = torch.zeros(layer.features, layer.classes, dtype=torch.float64)
 
@@ -110,7 +113,9 @@ class Softmax(NoisySums, Algorithm):
         layer = Layer.of(client.model(weights), client.blank, self.name)
         statistic = self.second_moments(layer)
         records = features(client, weights, layer, keep=True)
-        return contribute(client, statistic, records, self.noise(statistic, self.gram_share), message.clients)
+        return contribute(
+            client, statistic, records, self.noise(statistic, self.left * self.gram_share), message.clients
+        )
 
     def round(self, server: Server, t: int) -> None:
         """W <- W - B^-1 (S + lambda W), with S the sum of all gradients at W."""
@@ -133,7 +138,7 @@ class Softmax(NoisySums, Algorithm):
     @property
     def share(self) -> float:
         """Of the budget, for one step."""
-        return (1 - self.gram_share) / (self.steps or 1)
+        return self.left * (1 - self.gram_share) / (self.steps or 1)
 
     @client_handler
     def gradient_sums(self, client: Client, message: AskGradient) -> Sums:

@@ -211,10 +211,14 @@ def require_memory(d: int, blocks: Mapping[str, Block]) -> None:
 
 
 def plain_sum(d: int, *, radius: float = 1.0) -> Statistic:
-    """The sum of the feature vectors, ``sum`` ``[d]``; from it comes their mean."""
-    blocks = {"sum": Block((d,), privacy.other(min(radius, _NO_BOUND), d), bits=GRID if radius <= FINE else None)}
+    """The sum of the feature vectors, ``sum`` ``[d]``, and how many there are, ``records`` ``[1]``: the parts of their mean."""
+    blocks = {
+        "sum": Block((d,), privacy.other(min(radius, _NO_BOUND), d), bits=GRID if radius <= FINE else None),
+        "records": Block((1,), privacy.counts(1), bits=0),
+    }
 
     def add(sums: Weights, z: Tensor, labels: Tensor) -> None:
         sums["sum"] += z.sum(0)
+        sums["records"] += len(z)
 
     return Statistic(blocks, add, "sums of features")
