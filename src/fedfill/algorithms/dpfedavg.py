@@ -67,7 +67,8 @@ class DPFedAvg(FedAvg):
         model = server.model(weights)
         first, learnt = first_names(model), trainable(model, weights)
         # what is frozen moves for nobody, so there is nothing to hide; what layers share gets one noise under all its names
-        running = normalisation(model) - first.keys() if self.buffers == "average" else set()
+        fixed = {name for name, _ in model.named_buffers()} - normalisation(model)  # what a feature map has
+        running = (weights.keys() - first.keys() - fixed) if self.buffers == "average" else set()
         moving = [name for name in weights if name in learnt or name in running]
         sums = {
             name: len(replies) * (mean[name] - weights[name]) for name in moving if weights[name].is_floating_point()
