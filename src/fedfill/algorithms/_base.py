@@ -103,10 +103,11 @@ class Algorithm(BaseModel):
         """Named parts that the algorithm needs in the model, with these settings."""
         return self.parts
 
-    def network_settings(self, samples: int, clients: int) -> Mapping[str, Any]:
+    def network_settings(self, shape: tuple[int, ...], samples: int, clients: int) -> Mapping[str, Any]:
         """Settings of its `network` that suit it, where none were given.
 
         Args:
+            shape: Of one input.
             samples: Training samples of all clients.
             clients: How many there are.
 

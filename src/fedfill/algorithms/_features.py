@@ -16,7 +16,7 @@ from fedfill.algorithms._base import Algorithm
 from fedfill.algorithms._layers import CHUNK, Ask, changed
 from fedfill.data.samples import normalise
 from fedfill.errors import FedfillError
-from fedfill.models.features import Centred, FeatureMap
+from fedfill.models.features import Centred, FeatureMap, default_words
 from fedfill.models.filters import Patches
 from fedfill.protocol.client import Client, client_handler
 from fedfill.protocol.server import Server
@@ -64,7 +64,7 @@ class Featured(NoisySums, Algorithm):
         checked = super().resolved(rounds=rounds, model=model, inputs=inputs)
         return checked.model_copy(update={"filter_steps": steps, "centre": centre})
 
-    def network_settings(self, samples: int, clients: int) -> Mapping[str, Any]:
+    def network_settings(self, shape: tuple[int, ...], samples: int, clients: int) -> Mapping[str, Any]:
         """Under noise as many features as it lets one use, from public numbers alone: `dimension_for`."""
         if self.target_epsilon is None or not samples:
             return {}
@@ -72,7 +72,7 @@ class Featured(NoisySums, Algorithm):
         noise = self.noise(statistic, 1 - CENTRE_SHARE)
         assert noise is not None
         std = noise.stds["gram"] * noise.in_the_sum(clients, clients) / 2**0.5
-        return {"features": f"conv(200) > project({dimension_for(samples, std)})"}
+        return {"features": default_words(shape, dimension_for(samples, std))}
 
     @property
     def left(self) -> float:

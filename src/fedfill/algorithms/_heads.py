@@ -21,6 +21,7 @@ from fedfill.errors import FedfillError
 from fedfill.protocol.client import BoundHandler, Client, client_handler
 from fedfill.protocol.server import Server
 from fedfill.protocol.sums import Collected, Sums, collect, contribute
+from fedfill.statistics.gaussian_heads import QuadraticHead
 from fedfill.statistics.heads import LinearHead
 from fedfill.statistics.sums import Statistic
 from fedfill.tree import Tree, Weights
@@ -38,13 +39,18 @@ class Head(Featured):
         """A head is a value for ``head`` alone."""
         return ["head"]
 
+    @property
+    def last_layer(self) -> str:
+        """Which kind of last layer it fits: of `ModelSettings.last_layer`."""
+        return "linear"
+
     # What a head is
 
     def statistic(self, layer: Layer) -> Statistic:
         """What is summed over the records."""
         raise NotImplementedError
 
-    def solve(self, server: Server, collected: Collected, layer: Layer, weights: Weights) -> LinearHead:
+    def solve(self, server: Server, collected: Collected, layer: Layer, weights: Weights) -> LinearHead | QuadraticHead:
         """The head that follows from the sums.
 
         Args:
@@ -54,7 +60,7 @@ class Head(Featured):
             weights: Of the network, the layer's own of before among them.
 
         Returns:
-            Weights and biases of the layer.
+            Weights and biases of a linear layer, or what a `Quadratic` has.
         """
         raise NotImplementedError
 
@@ -69,7 +75,14 @@ class Head(Featured):
             FedfillError: Where it has no last linear layer, or one without a bias or a bound that are needed.
         """
         layer = Layer.of(model, inputs, self.name)
-        if self.biased and model.get_submodule(layer.path).bias is None:
+        last = model.get_submodule(layer.path)
+        kind = "linear" if isinstance(last, nn.Linear) else "diagonal" if last.whitening.dim() == 2 else "gaussian"  # type: ignore[operator]
+        if kind != self.last_layer:
+            raise FedfillError(
+                f"model: {self.name} fits a {self.last_layer} last layer with these settings, and this network's is {kind}; allowed: "
+                f"--model features with last_layer={self.last_layer}"
+            )
+        if self.biased and last.bias is None:
             raise FedfillError(f"model: {self.name} gives each class a bias, and the layer {layer.path} has none")
         bounded(self, layer)
         self.statistic(layer)  # refuses what does not fit into memory

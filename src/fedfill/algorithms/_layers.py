@@ -13,10 +13,12 @@ from fedfill import tree
 from fedfill.data.samples import normalise
 from fedfill.errors import FedfillError
 from fedfill.models.layers import inputs_of
+from fedfill.models.quadratic import Quadratic
 from fedfill.models.views import feature_range, last_linear, radius
 from fedfill.protocol.client import Client
 from fedfill.protocol.messages import Message
 from fedfill.protocol.server import Server
+from fedfill.statistics.gaussian_heads import QuadraticHead
 from fedfill.statistics.heads import LinearHead
 from fedfill.statistics.noise import NoisySums
 from fedfill.statistics.sums import GRID
@@ -62,7 +64,7 @@ class Layer:
         """That of a model, tried on one sample ``[1, ...]``."""
         path = last_linear(model, inputs, algorithm)
         linear = model.get_submodule(path)
-        assert isinstance(linear, nn.Linear)
+        assert isinstance(linear, nn.Linear | Quadratic)
         return cls(path, linear.in_features, linear.out_features, radius(model), feature_range(model))
 
     def held_by(self, weights: Weights) -> LinearHead:
@@ -73,9 +75,9 @@ class Layer:
             weights[f"{self.path}.bias"].double() if f"{self.path}.bias" in weights else weight.new_zeros(len(weight)),
         )
 
-    def holding(self, head: LinearHead, like: Weights) -> Weights:
+    def holding(self, head: LinearHead | QuadraticHead, like: Weights) -> Weights:
         """A head as the tensors of the layer, in the types of `like`."""
-        found = {f"{self.path}.weight": head.weight, f"{self.path}.bias": head.bias}
+        found = {f"{self.path}.{name}": x for name, x in vars(head).items()}
         return {name: x.to(like[name]) for name, x in found.items() if name in like}
 
 

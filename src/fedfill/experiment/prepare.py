@@ -132,7 +132,7 @@ def prepare(
             name, model_settings = choose(federation.shape, model_settings, wanted)
         if name == kind.network and start is None:
             samples = sum(len(client.train) for client in federation.clients)
-            own = settings.network_settings(samples, len(federation.clients))
+            own = settings.network_settings(federation.shape, samples, len(federation.clients))
             given = model_settings.model_fields_set
             model_settings = model_settings.model_copy(update={k: v for k, v in own.items() if k not in given})
         network: nn.Module = build(

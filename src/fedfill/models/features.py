@@ -223,9 +223,9 @@ def synthetic_inputs(shape: tuple[int, ...], seed: int, n: int = SEEDED_INPUTS) 
     return torch.sigmoid(2 * u - 1).mul_(2).sub_(1)
 
 
-def default_words(shape: tuple[int, ...]) -> str:
-    """The map for inputs of this shape, where nobody says which."""
-    return "conv(200) > project(2048)" if _is_image(shape) else "fourier(1024)"
+def default_words(shape: tuple[int, ...], most: int = MOST) -> str:
+    """The map for inputs of this shape, where nobody says which, with as many features as may be."""
+    return f"conv(200) > project({min(2048, most)})" if _is_image(shape) else f"fourier({min(1024, most)})"
 
 
 def _is_image(shape: tuple[int, ...]) -> bool:

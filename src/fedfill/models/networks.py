@@ -24,6 +24,7 @@ from fedfill.errors import FedfillError, did_you_mean
 from fedfill.models.encoders import ENCODERS
 from fedfill.models.features import features as feature_map
 from fedfill.models.layers import Dropout, Gaussian
+from fedfill.models.quadratic import Quadratic
 from fedfill.models.views import NORMALISATION
 
 NAMES = {
@@ -60,6 +61,10 @@ class ModelSettings(BaseModel):
     """Front of resnet18: a 3x3 convolution, for small images (none does the same), or ImageNet's for those of 64 pixels and more: a 7x7 one with stride 2, and pooling."""
     features: str | None = Field(default=None, exclude_if=lambda value: value is None)
     """Map of the network features: steps from left to right, of conv(F), patches(F), scatter, project(d), fourier(D), relu(D), unit and clip; none: conv(200) > project(2048) for images, fourier(1024) for other inputs."""
+    last_layer: Literal["linear", "gaussian", "diagonal"] | None = Field(
+        default=None, exclude_if=lambda value: value is None
+    )
+    """Last layer of the network features: linear (none does the same), or a Gaussian for each class with a covariance (gaussian) or variances (diagonal) of its own, which fedcgs fits."""
     weights: str | None = Field(default=None, exclude_if=lambda value: value is None)
     """File with the weights to begin with, .safetensors or a state dict as .pt or .pth, by our names or torchvision's of its resnet18; none: from scratch."""
 
@@ -267,8 +272,9 @@ def build(
         )
     if settings.stem is not None and name != "resnet18":
         raise FedfillError(f"stem: found {settings.stem} with model {name}; allowed with resnet18 alone")
-    if settings.features is not None and name != "features":
-        raise FedfillError(f"features: found '{settings.features}' with model {name}; allowed with features alone")
+    for setting in ("features", "last_layer"):
+        if (value := getattr(settings, setting)) is not None and name != "features":
+            raise FedfillError(f"{setting}: found '{value}' with model {name}; allowed with features alone")
     if name in OF_ONE_SHAPE:
         return _of_one_shape(name, shape, classes, settings, needs=needs, seed=seed)
     channels, height, width = shape
@@ -357,7 +363,9 @@ def _of_one_shape(
         projection, size = None, settings.projection or (256 if "projection" in needs else None)
         if size:
             projection = nn.Sequential(nn.Linear(features, features), nn.ReLU(), nn.Linear(features, size))
-        return Classifier(encoder, nn.Linear(size or features, classes), projection)
+        if settings.last_layer in (None, "linear"):
+            return Classifier(encoder, nn.Linear(size or features, classes), projection)
+        return Classifier(encoder, Quadratic(size or features, classes, settings.last_layer == "diagonal"), projection)
 
 
 def _initialise(module: nn.Module) -> None:

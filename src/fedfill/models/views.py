@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from fedfill.data.samples import normalise
 from fedfill.errors import FedfillError
 from fedfill.models.layers import output_of
+from fedfill.models.quadratic import Quadratic
 from fedfill.tree import Weights
 
 NORMALISATION = "normalisation layers"
@@ -162,12 +163,12 @@ def last_linear(model: nn.Module, inputs: Tensor, algorithm: str) -> str:
         algorithm: For the error's sentence.
 
     Returns:
-        The path of the linear layer whose outputs are the model's scores; of several the last.
+        The path of the linear layer, or the `Quadratic`, whose outputs are the model's scores; of several the last.
 
     Raises:
         FedfillError: Where no linear layer's outputs are.
     """
-    linear = [(name, module) for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+    linear = [(name, module) for name, module in model.named_modules() if isinstance(module, nn.Linear | Quadratic)]
     training = model.training
     with torch.no_grad(), ExitStack() as stack:
         seen = {name: stack.enter_context(output_of(module)) for name, module in linear}
