@@ -207,7 +207,8 @@ def test_values_survive_the_settings_file():
     assert Experiment(algorithm="feddpms", settings=document).settings == document
 
 
-OURS = [n for n in known_algorithms() if known_algorithms()[n].__module__.startswith("fedfill.")]
+OURS = [n for n, kind in known_algorithms().items() if kind.__module__.startswith("fedfill.") and not kind.network]
+"""Those that train a network, and not a last layer alone from sums."""
 
 
 def quick(name: str) -> dict[str, Any]:

@@ -32,6 +32,7 @@ TABLE: dict[str, dict[str, str]] = {
     "sdafl.Pretrained": {"iterations": INDEPENDENT},
     "sdafl.Images": {"inputs": AT_RUN_TIME, "labels": UNBOUNDED},
     "sdafl.AidedUpdate": {**CONTRIBUTED, "model": UNBOUNDED},
+    "sums.Sums": {"sums": AT_RUN_TIME},
     "semifl.Labelled": {"samples": UNBOUNDED, "unlabelled": UNBOUNDED},
     "semifl.Trained": CONTRIBUTED,
     "semifl.Statistics": {"statistics": UNBOUNDED, "samples": UNBOUNDED},
