@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -88,4 +89,4 @@ def split(points: Points, *sizes: int) -> Points:
     z, y = [row for rows, _ in points for row in rows][::-1], [c for _, labels in points for c in labels][::-1]
     assert sum(sizes) == len(y)
     ends = np.cumsum((0, *sizes))
-    return [(z[a:b], y[a:b]) for a, b in zip(ends, ends[1:], strict=False)]
+    return [(z[a:b], y[a:b]) for a, b in itertools.pairwise(ends)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -76,28 +77,34 @@ def test_afls_law_of_merging_gives_the_same() -> None:
 
 @pytest.mark.parametrize("rule", ["gcv", "evidence"])
 def test_the_penalty_is_chosen_from_the_sums_as_records_would_have_it(rule: str) -> None:
-    points = drawn(40, 60, d=4)
-    z, y = records(points)
-    n, targets, grid = 100, np.eye(2)[y], [100 * 10 ** (k / 3 - 8) for k in range(25)]
+    z, noise = torch.randn(100, 4, generator=torch.Generator().manual_seed(0)), torch.Generator().manual_seed(1)
+    z = torch.nn.functional.normalize(z + torch.tensor([1.0, 0, 0, 0]))
+    labels = (z[:, 1] + 0.3 * torch.randn(100, generator=noise) > 0).long()
+    points = [(z[:40].tolist(), labels[:40].tolist()), (z[40:].tolist(), labels[40:].tolist())]
+    rows, y = records(points)
+    n, targets, grid = 100, np.eye(2)[y], [float((rows**2).sum()) * 10 ** (k / 3 - 8) for k in range(25)]
 
     def score(lam: float) -> float:
-        hat = z @ np.linalg.solve(z.T @ z + lam * np.eye(4), z.T)
+        hat = rows @ np.linalg.solve(rows.T @ rows + lam * np.eye(4), rows.T)
         if rule == "gcv":
             return float(n * ((targets - hat @ targets) ** 2).sum() / (n - np.trace(hat)) ** 2)
-        kernel = np.eye(n) + z @ z.T / lam
+        kernel = np.eye(n) + rows @ rows.T / lam
         q = float((targets * np.linalg.solve(kernel, targets)).sum())
         return n * math.log(q) + float(np.linalg.slogdet(kernel)[1])
 
     server = fitted(Fed3R(ridge_lambda=rule), points, model=Plane(4))
-    assert server.notes["ridge_lambda"] == pytest.approx(min(grid, key=score))
+    best = min(range(25), key=lambda k: score(grid[k]))
+    assert 0 < best < 24
+    assert server.notes["ridge_lambda"] == pytest.approx(grid[best])
+    assert server.warnings == []
 
 
 def test_a_rule_that_chose_the_end_of_its_grid_says_so() -> None:
     """Labels that follow from nothing: no penalty is too large."""
-    points = [([[1, 0], [1, 0], [0, 1], [0, 1], [1, 0], [0, 1]] * 4, [0, 1, 0, 1, 1, 0] * 4)]
-    server = fitted(Fed3R(), points)
+    z = [[math.cos(k), math.sin(k)] for k in range(48)]
+    server = fitted(Fed3R(ridge_lambda="evidence"), [(z, [k * k % 7 % 2 for k in range(48)])])
     (sentence,) = server.warnings
-    assert sentence.startswith("ridge_lambda: gcv chose the")
+    assert sentence.startswith("ridge_lambda: evidence chose the highest")
 
 
 # Whatever the split
@@ -155,22 +162,14 @@ def test_without_a_client_the_answer_is_that_of_the_others_exactly() -> None:
 
 @pytest.mark.parametrize("column_norm", [False, True])
 def test_a_class_that_nobody_holds_never_wins(column_norm: bool) -> None:
-    points = drawn(20, 30)
-    model = Plane(2, 3)
-    server = fitted(Fed3R(column_norm=column_norm), points, model=_ThreeClasses())
+    server = fitted(Fed3R(column_norm=column_norm), drawn(20, 30), model=Plane(2, 3))
     w, b = head_of(server)
     assert np.isfinite(w).all()
     assert np.isfinite(b).all()
     z = np.random.default_rng(0).normal(size=(200, 2)) * 100
     assert set((z @ w + b).argmax(1)) <= {0, 1}
-    assert model.classifier.out_features == 3
     if column_norm:
         assert np.allclose(np.linalg.norm(w[:, :2], axis=0), 1, atol=1e-6)
-
-
-class _ThreeClasses(Plane):
-    def __init__(self) -> None:
-        super().__init__(2, 3)
 
 
 @pytest.mark.parametrize(
@@ -182,14 +181,10 @@ class _ThreeClasses(Plane):
         [([[1.0, 0.0], [1.0, 0.0]], [0, 1])],
     ],
 )
-def test_few_equal_or_empty_records_give_finite_heads_or_a_sentence(points: Any) -> None:
-    try:
-        w, b = head_of(fitted(Fed3R(), points))
-    except fedfill.FedfillError as error:
-        assert str(error).startswith(("head:", "ridge_lambda:"))
-    else:
-        assert np.isfinite(w).all()
-        assert np.isfinite(b).all()
+def test_few_equal_or_empty_records_give_finite_heads(points: Any) -> None:
+    w, b = head_of(fitted(Fed3R(), points))
+    assert np.isfinite(w).all()
+    assert np.isfinite(b).all()
 
 
 def test_without_any_penalty_a_singular_gram_matrix_is_a_sentence() -> None:
@@ -222,7 +217,7 @@ def test_a_penalty_under_noise_is_in_multiples_of_its_edge() -> None:
         np.linalg.norm(
             head_of(fitted(Fed3R(target_epsilon=3.0, ridge_lambda=f), points, model=Plane(4)))[0]
         )
-        for f in (0.125, 10.0)
+        for f in (0.125, 100.0)
     )  # fmt: skip
     assert large < small / 3
     default = head_of(fitted(Fed3R(target_epsilon=3.0), points, model=Plane(4)))[0]
@@ -251,8 +246,8 @@ def test_the_account_is_of_all_exchanges(tmp_path: Path) -> None:
     parts = [entry["epsilon_added"] for entry in by_words.values()]
     assert max(parts) < 3
     assert min(parts) < 0.6  # 2 % of the squared mu
-    assert "centre" in result.summary["settings"]
-    assert result.summary["settings"]["centre"] == "federated"
+    settings = tomllib.loads((tmp_path / "experiment.toml").read_text())["settings"]
+    assert (settings["centre"], settings["filter_steps"]) == ("federated", 0)
 
 
 @pytest.mark.parametrize("delta", [1e-5, 1e-7])
