@@ -87,7 +87,7 @@ def expected(name: str, result: fedfill.Result) -> dict[str, dict[str, int]]:
         return {"sums": {"down": K * 8, "up": K * (grams + 4 * F * CLASSES + 4 * CLASSES)}}
     if name == "softmax":  # gradients are no whole numbers
         return {
-            "gram_sums": {"down": K * 8, "up": K * GRAM},
+            "gram_sums": {"down": K * 8, "up": K * (GRAM + 4 * CLASSES)},
             "gradient_sums": {"down": K * T * (8 + 4 * F * CLASSES), "up": K * T * 8 * F * CLASSES},
         }
     if name == "semifl":  # clients with nothing to train on send a number

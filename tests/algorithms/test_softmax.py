@@ -44,7 +44,6 @@ def test_the_first_step_is_ridge_on_centred_labels() -> None:
     points, lam = bundles(30, 50), 0.01 * 80
     z, y = records(points)
     w, _ = head_of(fitted(Softmax(penalty=0.01), points, model=Plane(4, 3)))
-    lam = 0.01 * float((z**2).sum())
     centred = np.eye(3)[y] - 1 / 3
     assert np.allclose(w, np.linalg.solve(z.T @ z / 2 + lam * np.eye(4), z.T @ centred), atol=1e-5)
 
@@ -52,7 +51,7 @@ def test_the_first_step_is_ridge_on_centred_labels() -> None:
 @pytest.mark.parametrize("penalty", [0.0, 1e-6, 0.1])
 def test_the_objective_never_rises_and_reaches_the_least(penalty: float) -> None:
     points, found = bundles(60, 20, 40), list[float]()
-    lam = penalty * float((records(points)[0] ** 2).sum())
+    lam = penalty * 120
     server = fitted(
         Softmax(penalty=penalty), points, model=Plane(4, 3), rounds=60,
         after=lambda server: found.append(objective(head_of(server)[0], points, lam)),
@@ -86,14 +85,27 @@ def test_without_a_client_the_answer_is_that_of_the_others() -> None:
     assert [loss["client"] for loss in some.lost] == [1]
 
 
-def test_a_class_that_nobody_holds_loses_wherever_records_are() -> None:
-    """There is no bias, so that nothing is known of places without any."""
+def test_a_class_that_nobody_holds_never_wins() -> None:
     points = [(z, [min(c, 1) for c in y]) for z, y in bundles(60, 40)]
     w, b = head_of(fitted(Softmax(), points, model=Plane(4, 3), rounds=20))
     assert np.isfinite(w).all()
-    assert not b.any()
-    z, _ = records(points)
-    assert set((z @ w).argmax(1)) == {0, 1}
+    assert np.isfinite(b).all()
+    z = np.random.default_rng(0).normal(size=(200, 4)) * 100
+    assert set((z @ w + b).argmax(1)) == {0, 1}
+
+
+def test_features_that_nothing_bounds() -> None:
+    """Of any length: what is kept from one pass to the next is what was computed, and the penalty is for each record."""
+    near = bundles(40, 30)
+    far: Points = [((np.array(z) * 64).tolist(), y) for z, y in near]
+    heads = [
+        head_of(fitted(Softmax(penalty=0.01 * k * k), points, model=Plane(4, 3, bounded=False), rounds=5))[0]
+        for k, points in ((1, near), (64, far))
+    ]
+    assert np.allclose(heads[0], heads[1] * 64, rtol=0.05, atol=0.02)
+    # one direction has no records: the penalty alone makes B regular
+    flat: Points = [([[40.0, 0, 0, 0], [20.0, 0, 0, 0], [-30.0, 0, 0, 0]], [0, 0, 1])]
+    assert np.isfinite(head_of(fitted(Softmax(), flat, model=Plane(4, 2, bounded=False), rounds=3))[0]).all()
 
 
 @pytest.mark.parametrize("trust", ["site", "secure", "server"])
