@@ -16,7 +16,7 @@ from pydantic import Field
 from fedfill.algorithms import Composable, Start
 from fedfill.algorithms.fedavg import FedAvg
 from fedfill.errors import FedfillError
-from fedfill.models.views import first_names, trainable
+from fedfill.models.views import first_names, normalisation, trainable
 from fedfill.privacy.accountant import sampled_epsilon
 from fedfill.protocol.server import Server
 from fedfill.tree import Weights
@@ -67,7 +67,8 @@ class DPFedAvg(FedAvg):
         model = server.model(weights)
         first, learnt = first_names(model), trainable(model, weights)
         # what is frozen moves for nobody, so there is nothing to hide; what layers share gets one noise under all its names
-        moving = [name for name in weights if name in learnt or (name not in first and self.buffers == "average")]
+        running = normalisation(model) - first.keys() if self.buffers == "average" else set()
+        moving = [name for name in weights if name in learnt or name in running]
         sums = {
             name: len(replies) * (mean[name] - weights[name]) for name in moving if weights[name].is_floating_point()
         }

@@ -33,6 +33,9 @@ class Fed3R(Head):
     column_norm: bool = False
     """Whether each class's weights are scaled to length 1, a heuristic against uneven classes."""
 
+    scale: Literal["auto"] | Annotated[float, Field(gt=0, allow_inf_nan=False)] = "auto"
+    """What the head is multiplied by, which changes no prediction: training can go on from it where its softmax is sharp enough (auto: by the spread of the scores, from the sums alone)."""
+
     def statistic(self, layer: Layer) -> Statistic:
         """G, M, and without noise N: the noisy ridge needs no counts."""
         return class_moments(layer.features, layer.classes, radius=layer.radius, counts=self.target_epsilon is None)
@@ -53,4 +56,17 @@ class Fed3R(Head):
                 server.warn(f"ridge_lambda: {given} chose the {choice.end} of its grid, {choice.lam:g}.")
             given = choice.lam
         server.note(ridge_lambda=given, effective_parameters=spectrum.effective_parameters(given))
-        return spectrum.solution(given, counts, self.column_norm)
+        head = spectrum.solution(given, counts, self.column_norm)
+        return self.scaled(head, sums, n, float(spectrum.residuals(given, counts).sum()))
+
+    def scaled(self, head: LinearHead, sums: Weights, n: float, residual: float) -> LinearHead:
+        """Tau W, with tau the distance of the mean scores of a record's class and of another over their variance.
+
+        For scores that are Gaussian around these two means it is where the cross-entropy is least.
+        """
+        classes = len(head.bias)
+        own = float((head.weight * sums["moments"].T).sum()) / n
+        other = (float((head.weight @ sums["moments"].sum(1)).sum()) / n - own) / max(classes - 1, 1)
+        variance = residual / (n * classes) - ((1 - own) ** 2 + (classes - 1) * other**2) / classes
+        tau = self.scale if self.scale != "auto" else min(max((own - other) / max(variance, 1e-6), 1.0), 1000.0)
+        return LinearHead(tau * head.weight, tau * head.bias)

@@ -49,6 +49,8 @@ class Start:
             )
         settings = dict(self.document.get("model_settings", {}))
         settings.pop("weights", None)  # where it began is long behind it
+        if name == "features":
+            settings.setdefault("features_seed", self.document.get("seed"))  # its head stands on the map of that seed
         last = [tensor for key, tensor in self.weights.items() if key.startswith("projection.") and tensor.dim() == 2]
         if last and settings.get("projection", "none") == "none":
             settings["projection"] = len(last[-1])  # the head stands on it

@@ -27,6 +27,7 @@ from fedfill.models.features import features as feature_map
 from fedfill.models.layers import Dropout, Gaussian
 from fedfill.models.quadratic import Quadratic
 from fedfill.models.views import NORMALISATION
+from fedfill.streams import derive
 
 NAMES = {
     "auto": "what the algorithm can use: cnn2 for grey images, cnn4 for colour, with batch norm (width=wide) where it is needed; mlp for rows of numbers",
@@ -62,6 +63,10 @@ class ModelSettings(BaseModel):
     """Front of resnet18: a 3x3 convolution, for small images (none does the same), or ImageNet's for those of 64 pixels and more: a 7x7 one with stride 2, and pooling."""
     features: str | None = Field(default=None, exclude_if=lambda value: value is None)
     """Map of the network features: steps from left to right, of conv(F), patches(F), scatter, project(d), fourier(D), relu(D), unit and clip; none: conv(200) > project(2048) for images, fourier(1024) for other inputs."""
+    features_seed: int | None = Field(default=None, ge=0, exclude_if=lambda value: value is None)
+    """Seed of the map of the network features; none: the experiment's."""
+    frozen: Literal["encoder", "classifier"] | None = Field(default=None, exclude_if=lambda value: value is None)
+    """Part of the network that is not trained; none: all of it is, but a map of features."""
     last_layer: Literal["linear", "gaussian", "diagonal"] | None = Field(
         default=None, exclude_if=lambda value: value is None
     )
@@ -243,6 +248,20 @@ def _transposed(inputs: int, outputs: int, stride: int, wide: bool) -> list[nn.M
 def build(
     name: str, shape: tuple[int, ...], classes: int, settings: ModelSettings, *, needs: Collection[str] = (), seed: int
 ) -> Classifier:
+    """A built-in network with its initial weights, of which a part may be frozen: see `_built`."""
+    network = _built(name, shape, classes, settings, needs=needs, seed=seed)
+    if settings.frozen is not None:
+        network.get_submodule(settings.frozen).requires_grad_(False)
+        if not any(parameter.requires_grad for parameter in network.parameters()):
+            raise FedfillError(
+                f"frozen: found {settings.frozen} with model {name}, of which nothing else is trained; allowed: none"
+            )
+    return network
+
+
+def _built(
+    name: str, shape: tuple[int, ...], classes: int, settings: ModelSettings, *, needs: Collection[str], seed: int
+) -> Classifier:
     """A built-in network with its initial weights.
 
     The parts that two variants share are made first and from the same stream, so that they start equal. In FedDPMS's
@@ -276,7 +295,7 @@ def build(
         )
     if settings.stem is not None and name != "resnet18":
         raise FedfillError(f"stem: found {settings.stem} with model {name}; allowed with resnet18 alone")
-    for setting in ("features", "last_layer"):
+    for setting in ("features", "features_seed", "last_layer"):
         if (value := getattr(settings, setting)) is not None and name != "features":
             raise FedfillError(f"{setting}: found '{value}' with model {name}; allowed with features alone")
     if name in OF_ONE_SHAPE:
@@ -361,7 +380,8 @@ def _of_one_shape(
         torch.manual_seed(seed)
         encoder: nn.Module
         if name == "features":
-            encoder, features = feature_map(settings.features, shape, seed)
+            own = seed if settings.features_seed is None else derive(settings.features_seed, "initial weights")
+            encoder, features = feature_map(settings.features, shape, own)
         else:
             encoder, features = ENCODERS[f"{name}-imagenet" if settings.stem == "imagenet" else name](shape)
         projection, size = None, settings.projection or (256 if "projection" in needs else None)
