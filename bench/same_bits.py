@@ -109,6 +109,7 @@ CASES: dict[str, dict[str, Any]] = {
     "moon": {},
     "naivemix": {"group_size": 16},
     "partialfed": {"model": "mlp"},
+    "pfed3r": SUMS,
     "pfedavg": {},
     "qffl": SGD,
     "scaffold": {},

@@ -18,7 +18,7 @@ from fedfill.synthesis import gan
 from fedfill.synthesis.gan_networks import GANSettings
 from fedfill.tree import Weights
 
-HEADS = ("fed3r", "fedcgs", "ccvr")
+HEADS = ("fed3r", "fedcgs", "ccvr", "pfed3r")
 FEATURES = {"features": "conv(20) > project(24)"}
 F = 24
 GRAM = 4 * F * (F + 1) // 2  # bytes of a triangle of sums that 32 bits hold
@@ -84,7 +84,9 @@ def expected(name: str, result: fedfill.Result) -> dict[str, dict[str, int]]:
         return {"train": {"down": T * (4 * P + 8), "up": T * 4 * P}}
     if name in HEADS:  # one round; the counts of a few classes, their moments, and one Gram matrix or one for each
         grams = CLASSES * GRAM if name == "ccvr" else GRAM
-        return {"sums": {"down": K * 8, "up": K * (grams + 4 * F * CLASSES + 4 * CLASSES)}}
+        head = 4 * F * CLASSES + 4 * CLASSES
+        legs = {"sums": {"down": K * 8, "up": K * (grams + 4 * F * CLASSES + 4 * CLASSES)}}
+        return {**legs, "own": {"down": K * (8 + head), "up": 0}} if name == "pfed3r" else legs
     if name == "softmax":  # gradients are no whole numbers
         return {
             "gram_sums": {"down": K * 8, "up": K * (GRAM + 4 * CLASSES)},

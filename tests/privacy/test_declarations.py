@@ -16,6 +16,7 @@ UNBOUNDED, INDEPENDENT, AT_RUN_TIME = "no guarantee", "independent of the client
 CONTRIBUTED = {"weights": UNBOUNDED, "samples": UNBOUNDED, "scale": UNBOUNDED, "control": UNBOUNDED}
 TABLE: dict[str, dict[str, str]] = {
     "_messages.Update": CONTRIBUTED,
+    "_layers.Kept": {},
     "central.Trained": {"weights": UNBOUNDED},
     "local.Turn": {},
     "feddpms.PreliminaryReply": {**CONTRIBUTED, "decoder": UNBOUNDED},
