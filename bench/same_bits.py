@@ -81,14 +81,18 @@ SDA = {
     **GANS, "model": "cnn2bn", "images_per_client": 40, "tau": 0.14, "learning_rate": 0.1, "local_steps": 10, "server_steps": 5,
 }  # fmt: skip
 FEW_LABELS = {"model": "cnn2bn", "labelled_per_client": 40, "local_steps": 10, "unlabelled_batch_size": 32, "tau": 0.3}
+SUMS = {"model": "features", "model.features": "conv(20) > project(64)"}
 FRAUG = {"model": "digits6", "data_fraction": 0.3, "local_steps": 3, "rounds": 2}
 
 CASES: dict[str, dict[str, Any]] = {
     # the algorithms
+    "ccvr": {**SUMS, "model.features": "conv(20) > project(24)"},
     "central": {},
     "dpfedavg": {"participation": 0.5},
+    "fed3r": SUMS,
     "fedavg": {},
     "fedbn": {"model": "cnn2bn"},
+    "fedcgs": SUMS,
     "feddpgan": {**GANS, "images_per_class": 4},
     "feddpms": DPMS,
     "feddyn": SGD,
@@ -105,12 +109,23 @@ CASES: dict[str, dict[str, Any]] = {
     "moon": {},
     "naivemix": {"group_size": 16},
     "partialfed": {"model": "mlp"},
+    "pfed3r": SUMS,
     "pfedavg": {},
     "qffl": SGD,
     "scaffold": {},
     "sdafl": SDA,
     "sdafl-ac": SDA,
     "semifl": {**FEW_LABELS, "server_steps": 10, "tau": 0.2},
+    "softmax": SUMS,
+    # heads from sums
+    "fed3r, learned filters": {"model": "features", "model.features": "patches(16, size=4, cells=1) > project(32)", "filter_steps": 3},
+    "fed3r, noise": {**SUMS, "target_epsilon": 3.0},
+    "fedcgs, noise of the server": {**SUMS, "target_epsilon": 3.0, "trust": "server", "prior": "uniform"},
+    "fedcgs, a covariance for each class": {**SUMS, "model.features": "conv(20) > project(24)", "covariance": "class"},
+    "softmax, noise": {**SUMS, "target_epsilon": 3.0, "trust": "secure"},
+    "fedavg, head after each round": {"head": "ccvr:samples=50", "head_every": 1, "head_mode": "replace"},
+    "fedprox, head beside": {"mu": 0.1, "head": "fed3r"},
+    "fedbn, head": {"model": "cnn2bn", "head": "fedcgs"},
     # compositions
     "feddpms with fedprox and qffl": {**DPMS, **SGD, "local": "fedprox:mu=0.01", "aggregation": "qffl:q=1"},
     "sdafl with scaffold": {**SDA, "local": "scaffold"},

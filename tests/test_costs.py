@@ -18,6 +18,10 @@ from fedfill.synthesis import gan
 from fedfill.synthesis.gan_networks import GANSettings
 from fedfill.tree import Weights
 
+HEADS = ("fed3r", "fedcgs", "ccvr", "pfed3r")
+FEATURES = {"features": "conv(20) > project(24)"}
+F = 24
+GRAM = 4 * F * (F + 1) // 2  # bytes of a triangle of sums that 32 bits hold
 K, T, L, CLASSES, PIXELS = 4, 2, 16, 10, 64  # clients, rounds, latent size, classes, values of an image
 OPTIONS: dict[str, Any] = {"data": "digits", "clients": K, "rounds": T, "local_epochs": 1, "data_fraction": 0.2}
 
@@ -78,6 +82,16 @@ def expected(name: str, result: fedfill.Result) -> dict[str, dict[str, int]]:
         return {"train_augmented": {"down": K * T * (BN + 1), "up": K * (T * (BN + 8) + 4 * 8)}}
     if name == "central":  # one place in the place of K
         return {"train": {"down": T * (4 * P + 8), "up": T * 4 * P}}
+    if name in HEADS:  # one round; the counts of a few classes, their moments, and one Gram matrix or one for each
+        grams = CLASSES * GRAM if name == "ccvr" else GRAM
+        head = 4 * F * CLASSES + 4 * CLASSES
+        legs = {"sums": {"down": K * 8, "up": K * (grams + 4 * F * CLASSES + 4 * CLASSES)}}
+        return {**legs, "own": {"down": K * (8 + head), "up": 0}} if name == "pfed3r" else legs
+    if name == "softmax":  # gradients are no whole numbers
+        return {
+            "gram_sums": {"down": K * 8, "up": K * (GRAM + 4 * CLASSES)},
+            "gradient_sums": {"down": K * T * (8 + 4 * F * CLASSES), "up": K * T * 8 * F * CLASSES},
+        }
     if name == "semifl":  # clients with nothing to train on send a number
         counts = json.loads((result.directory / "partition.json").read_text())["clients"]
         active = sum(n > 0 for record in result.rounds for n in record["confident"].values())
@@ -130,8 +144,41 @@ def test_bytes_follow_the_formulas(name: str, tmp_path: Path):
         own = {"labelled_per_client": 20, "tau": 0.3}
     elif name == "feddpgan":
         own = {**GAN, "images_per_class": 2}
+    elif name in (*HEADS, "softmax"):
+        own = FEATURES
     result = fedfill.run(name, **{**OPTIONS, **own}, out=tmp_path / name)
     formula = expected(name, result)
     assert result.summary["bytes_by_handler"] == formula
     assert result.summary["bytes_down"] == sum(leg["down"] for leg in formula.values())
     assert result.summary["bytes_up"] == sum(leg["up"] for leg in formula.values())
+
+
+@pytest.mark.parametrize("every", [None, 1])
+def test_bytes_of_a_head(every: int | None, tmp_path: Path):
+    """The trained network goes down once more for each head, and sums over what its last layer receives come up; none of
+    these but the counts are whole numbers, as nothing bounds a trained feature."""
+    result = fedfill.run("fedavg", **OPTIONS, head="fed3r", head_every=every, out=tmp_path)
+    heads, sums = T if every else 1, 8 * (L * (L + 1) // 2 + L * CLASSES) + 4 * CLASSES
+    assert result.summary["bytes_by_handler"] == {
+        **expected("fedavg", result),
+        "head_sums": {"down": K * heads * (4 * P + 8), "up": K * heads * sums},
+    }
+
+
+def test_bytes_of_learned_filters_and_of_noise(tmp_path: Path):
+    """Six numbers to a side of a patch, three filters, two steps of k-means; under noise all is of 32 bits."""
+    patch, filters, steps = 16, 3, 2
+    learned = {"features": f"patches({filters}, size=4, cells=1) > project({F})", "filter_steps": steps}
+    result = fedfill.run("fed3r", **OPTIONS, **learned, out=tmp_path / "learned")
+    dictionary, whitening = 4 * filters * patch, 4 * patch + 4 * patch * patch
+    centre = 4 * 2 * filters
+    legs = result.summary["bytes_by_handler"]
+    assert legs["patch_moments"]["down"] == K * 8
+    assert legs["patch_clusters"]["down"] == K * (steps * (8 + whitening) + (steps - 1) * dictionary)
+    assert legs["sums"]["down"] == K * (8 + whitening + dictionary + centre)
+    noisy = fedfill.run("fed3r", **OPTIONS, **FEATURES, target_epsilon=3.0, out=tmp_path / "noisy")
+    numbers = 2 * 20 * 16  # features before they are projected: their mean is asked for first
+    assert noisy.summary["bytes_by_handler"] == {
+        "feature_sum": {"down": K * 8, "up": K * 4 * (numbers + 1)},
+        "sums": {"down": K * (8 + 4 * numbers), "up": K * (GRAM + 4 * F * CLASSES)},
+    }

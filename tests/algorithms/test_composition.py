@@ -207,7 +207,8 @@ def test_values_survive_the_settings_file():
     assert Experiment(algorithm="feddpms", settings=document).settings == document
 
 
-OURS = [n for n in known_algorithms() if known_algorithms()[n].__module__.startswith("fedfill.")]
+OURS = [n for n, kind in known_algorithms().items() if kind.__module__.startswith("fedfill.") and not kind.network]
+"""Those that train a network, and not a last layer alone from sums."""
 
 
 def quick(name: str) -> dict[str, Any]:
@@ -339,6 +340,7 @@ STOPPED = {
     "scaffold": {}, "moon": {}, "feddyn": {}, "naivemix": {"group_size": 8}, "fedmix": {"group_size": 8}, "qffl": {},
     "fednova": {}, "dpfedavg": {}, "fedvae": {}, "local": {}, "central": {},
     **{name: {"labelled_per_client": 16, "tau": 0.15, "local_steps": 3} for name in ("fixmatch", "mixup", "semifl")},
+    "softmax": {"features": "conv(10) > project(16)", "target_epsilon": 5.0},
     "fedbn": {"model": "cnn2bn"}, "pfedavg": {"personal_epochs": 2}, "partialfed": {"model": "cnn2bn"},
     "fraug": {"model": "cnn2bn", "local_steps": 3, "generator_norm": "local"},
     "feddpms": {"local": "scaffold", "optimizer": "sgd", "preliminary_rounds": 1, "alpha": 5, "max_candidates": 50},

@@ -67,6 +67,6 @@ def test_the_clients_in_a_round_may_follow_from_the_data() -> None:
 
 def test_what_changes_no_result_can_be_changed_at_a_resume(tmp_path) -> None:
     fedfill.run("fedavg", rounds=1, local_steps=1, out=tmp_path)
-    with refused("resume", "rounds", "min_replies"):
-        fedfill.resume(tmp_path, rounds=3)
+    with refused("resume", "clients", "min_replies"):
+        fedfill.resume(tmp_path, clients=3)
     assert fedfill.resume(tmp_path, min_replies=2, reply_timeout=60).was_finished

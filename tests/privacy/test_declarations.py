@@ -16,6 +16,7 @@ UNBOUNDED, INDEPENDENT, AT_RUN_TIME = "no guarantee", "independent of the client
 CONTRIBUTED = {"weights": UNBOUNDED, "samples": UNBOUNDED, "scale": UNBOUNDED, "control": UNBOUNDED}
 TABLE: dict[str, dict[str, str]] = {
     "_messages.Update": CONTRIBUTED,
+    "_layers.Kept": {},
     "central.Trained": {"weights": UNBOUNDED},
     "local.Turn": {},
     "feddpms.PreliminaryReply": {**CONTRIBUTED, "decoder": UNBOUNDED},
@@ -32,6 +33,7 @@ TABLE: dict[str, dict[str, str]] = {
     "sdafl.Pretrained": {"iterations": INDEPENDENT},
     "sdafl.Images": {"inputs": AT_RUN_TIME, "labels": UNBOUNDED},
     "sdafl.AidedUpdate": {**CONTRIBUTED, "model": UNBOUNDED},
+    "sums.Sums": {"sums": AT_RUN_TIME},
     "semifl.Labelled": {"samples": UNBOUNDED, "unlabelled": UNBOUNDED},
     "semifl.Trained": CONTRIBUTED,
     "semifl.Statistics": {"statistics": UNBOUNDED, "samples": UNBOUNDED},

@@ -39,6 +39,11 @@ class Head(Featured):
         """A head is a value for ``head`` alone."""
         return ["head"]
 
+    @classmethod
+    def own_settings(cls) -> list[str]:
+        """Without those of a feature map: the network of another algorithm learns nothing before the first round."""
+        return [name for name in super().own_settings() if name not in Featured.__annotations__]
+
     @property
     def last_layer(self) -> str:
         """Which kind of last layer it fits: of `ModelSettings.last_layer`."""

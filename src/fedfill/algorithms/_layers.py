@@ -93,11 +93,13 @@ def features(client: Client, weights: Weights, layer: Layer, *, keep: bool = Fal
         client: Whose records they are.
         weights: Of the network.
         layer: Its last.
-        keep: Whether they are kept for the next pass over the same network, as 16-bit numbers; for features no longer than 1.
+        keep: Whether they are kept for the next pass over the same network, as 16-bit numbers; features that may be longer
+            than these hold are computed again.
 
     Yields:
         Features ``[b, d]`` and labels ``[b]`` of some hundred records.
     """
+    keep = keep and layer.radius < 2.0 ** (15 - GRID)
     labels = client.data.labels
     ends = [slice(start, start + CHUNK) for start in range(0, len(labels), CHUNK)]
     network = tree.sha256({name: x for name, x in weights.items() if not name.startswith(layer.path)}) if keep else ""

@@ -22,8 +22,14 @@ from fedfill.privacy import sums as privacy
 from fedfill.protocol.client import Client, client_handler
 from fedfill.protocol.server import Server
 from fedfill.protocol.sums import Sums, collect, contribute
-from fedfill.statistics.heads import LinearHead
-from fedfill.statistics.softmax import gradient_bound, gradient_sum, noisy_preconditioner, preconditioner, step
+from fedfill.statistics.softmax import (
+    gradient_bound,
+    gradient_sum,
+    noisy_preconditioner,
+    preconditioner,
+    softmax_head,
+    step,
+)
 from fedfill.statistics.sums import Block, Statistic, class_moments
 from fedfill.tree import Tree, Weights
 
@@ -71,8 +77,9 @@ class Softmax(Featured):
         return checked.model_copy(update={"steps": self.steps or rounds})
 
     def second_moments(self, layer: Layer) -> Statistic:
-        """G, alone."""
-        return class_moments(layer.features, layer.classes, radius=layer.radius, moments=False, counts=False)
+        """G, and without noise N."""
+        counts = self.target_epsilon is None
+        return class_moments(layer.features, layer.classes, radius=layer.radius, moments=False, counts=counts)
 
     def gradients(self, layer: Layer, head: Tensor) -> Statistic:
         """The gradient of the cross-entropy at a head, ``[d, classes]``."""
@@ -85,8 +92,8 @@ class Softmax(Featured):
         return Statistic({"gradient": block}, add, "gradients of the last layer")
 
     def server_state(self, initial: Weights) -> dict[str, Tree]:
-        """The network, W in float64, G, and the largest eigenvalue of the noise on it."""
-        return {**super().server_state(initial), "head": None, "gram": None, "std": 0.0}
+        """The network, W in float64, G, the noise on it off the diagonal, and N where it is known."""
+        return {**super().server_state(initial), "head": None, "gram": None, "std": 0.0, "counts": None}
 
     def pretraining_steps(self) -> int:
         """What the features learn, and their second moments."""
@@ -104,6 +111,7 @@ class Softmax(Featured):
             server, self.gram_sums, message, statistic, self.noise(statistic, self.left * self.gram_share)
         )
         server.state.gram, server.state.std = collected.sums["gram"], collected.stds["gram"] / math.sqrt(2)
+        server.state.counts = collected.sums.get("counts")
         server.state.head = torch.zeros(layer.features, layer.classes, dtype=torch.float64)
 
     @client_handler
@@ -129,11 +137,10 @@ class Softmax(Featured):
         if state.std:
             factor, lam = noisy_preconditioner(state.gram, state.std, self.rough), 0.0
         else:
-            lam = self.penalty * float(state.gram.trace()) / layer.radius**2
+            lam = self.penalty * float(state.counts.sum())
             factor = preconditioner(state.gram, lam)
         state.head = step(state.head, gradient, factor, lam)
-        solved = LinearHead(state.head.T, state.head.new_zeros(layer.classes))
-        state.weights = {**state.weights, **layer.holding(solved, state.weights)}
+        state.weights = {**state.weights, **layer.holding(softmax_head(state.head, state.counts), state.weights)}
 
     @property
     def share(self) -> float:

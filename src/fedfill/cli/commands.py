@@ -39,7 +39,7 @@ def run(
     start_from="Where the run lies now whose weights this one began with. [default: the run's]",
 )
 def resume(options: Options, directory: Annotated[Path, typer.Argument(help="A run directory.")]) -> None:
-    """Continue a run that was stopped or killed at any moment, or give a finished one more rounds.
+    """Continue a run that was stopped, or give one more rounds.
 
     What is not given stays as it was in the run, whatever the default.
     """

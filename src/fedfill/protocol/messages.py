@@ -104,7 +104,9 @@ class Average:
             if not self.total:
                 means[name] = Mean(tensors, float(weight), float(weight))
                 continue
-            if any(x.numel() and not x.is_floating_point() and int(x.abs().max()) > HEAVIEST for x in tensors.values()):
+            whole = [x for x in tensors.values() if x.numel() and not x.is_floating_point()]
+            # the least number of 64 bits has no absolute value
+            if any(int(x.max()) > HEAVIEST or int(x.min()) < -HEAVIEST for x in whole):
                 raise ValueError(f"'{name}' of the reply holds a whole number beyond 2^53")
             means[name] = Sum(tensors)
         return self.rest(reply), means

@@ -10,6 +10,8 @@ partial sum is exact in float64: any order, any chunks and any division give the
 
 from __future__ import annotations
 
+import bisect
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
@@ -200,13 +202,17 @@ def class_moments(
 
 
 def require_memory(d: int, blocks: Mapping[str, Block]) -> None:
-    """Refuse sums that would not fit into memory, before anything is allocated."""
-    numbers = sum(block.bound.count for block in blocks.values())
-    if numbers > LARGEST:
-        fits = int(d * (LARGEST / numbers) ** 0.5)
+    """Refuse sums that would not fit into memory, whole matrices as they are, before anything is allocated."""
+
+    def numbers(features: int) -> int:
+        shapes = [[features if side == d else side for side in block.shape] for block in blocks.values()]
+        return sum(map(math.prod, shapes))
+
+    if numbers(d) > LARGEST:
+        fits = bisect.bisect_right(range(d), LARGEST, key=numbers) - 1
         raise FedfillError(
-            f"features: the sums of {d} features ({', '.join(blocks)}) are {numbers * 8 / 2**30:.1f} GiB; allowed: "
-            f"{LARGEST * 8 / 2**30:.0f} GiB, which is about {fits} features, such as project({max(1, fits)})"
+            f"features: the sums of {d} features ({', '.join(blocks)}) are {numbers(d) * 8 / 2**30:.1f} GiB; allowed: "
+            f"{LARGEST * 8 / 2**30:.0f} GiB, which is {fits} features, such as project({fits})"
         )
 
 

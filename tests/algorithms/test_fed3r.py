@@ -1,0 +1,285 @@
+"""Fed3R: ridge by hand through the algorithm, the same whatever the split, AFL's law, who is missing, noise and its account."""
+
+from __future__ import annotations
+
+import math
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sklearn.linear_model import Ridge
+from tests.algorithms.sums_world import BY_HAND, Plane, fitted, head_of, records, split
+from tests.experiment.world import digits
+from tests.helpers import refused
+from tests.protocol.sums_world import drawn
+from torch import nn
+
+import fedfill
+from fedfill import tree
+from fedfill.algorithms.fed3r import Fed3R
+
+ONE = {"features": "conv(12) > project(32)", "client_test": 0.0}
+
+
+def images(n: int = 300) -> tuple[Any, ...]:
+    x, y = digits()
+    return x[:n], y[:n], x[1000:1300], y[1000:1300]
+
+
+@pytest.mark.parametrize(
+    ("lam", "weight", "df"),
+    [
+        (0.1, [[0.982488, 0.094009], [-0.191705, 0.713364]], 1.920123),
+        (1.0, [[0.728, 0.096], [-0.104, 0.522]], 1.416667),
+        (10.0, [[0.206, 0.042], [-0.008, 0.144]], 0.397436),
+    ],
+)
+@pytest.mark.parametrize("sizes", [None, (5,), (1, 1, 0, 3)])
+def test_by_hand_through_the_algorithm(
+    lam: float, weight: list[list[float]], df: float, sizes: tuple[int, ...] | None
+) -> None:
+    """The table of ridge regressions on five points of two clients; points are truncated to 2^-12."""
+    points = BY_HAND if sizes is None else split(BY_HAND, *sizes)
+    server = fitted(Fed3R(ridge_lambda=lam), points)
+    w, b = head_of(server)
+    assert np.allclose(w, weight, atol=1e-3)
+    assert not b.any()
+    assert server.notes["ridge_lambda"] == lam
+    assert server.notes["effective_parameters"] == pytest.approx(df, abs=1e-3)
+
+
+def test_it_is_scikit_learns_ridge_on_pooled_records() -> None:
+    points = drawn(30, 0, 7, 60, d=5)
+    z, y = records(points)
+    for lam in (0.003, 2.0):
+        w, _ = head_of(fitted(Fed3R(ridge_lambda=lam), points, model=Plane(5)))
+        other = Ridge(alpha=lam, fit_intercept=False, solver="cholesky").fit(z, np.eye(2)[y])
+        assert np.allclose(w, other.coef_.T, atol=1e-6)
+
+
+def test_afls_law_of_merging_gives_the_same() -> None:
+    """He et al.: W = (C_u + C_v)^-1 (C_u W_u + C_v W_v) over clients, gamma taken out at the end; then ridge as it is."""
+    points, gamma, lam = drawn(9, 4, 30, d=3), 1.0, 0.5
+    w, c = None, None
+    for client in points:
+        z, y = records([client])
+        own_c = z.T @ z + gamma * np.eye(3)
+        own_w = np.linalg.solve(own_c, z.T @ np.eye(2)[y])
+        w = own_w if w is None else np.linalg.solve(c + own_c, c @ w + own_c @ own_w)
+        c = own_c if c is None else c + own_c
+    merged = np.linalg.solve(c - 3 * gamma * np.eye(3) + lam * np.eye(3), c @ w)
+    found, _ = head_of(fitted(Fed3R(ridge_lambda=lam), points, model=Plane(3)))
+    assert np.allclose(found, merged, atol=1e-6)
+
+
+@pytest.mark.parametrize("rule", ["gcv", "evidence"])
+def test_the_penalty_is_chosen_from_the_sums_as_records_would_have_it(rule: str) -> None:
+    z, noise = torch.randn(100, 4, generator=torch.Generator().manual_seed(0)), torch.Generator().manual_seed(1)
+    z = torch.nn.functional.normalize(z + torch.tensor([1.0, 0, 0, 0]))
+    labels = (z[:, 1] + 0.3 * torch.randn(100, generator=noise) > 0).long()
+    points = [(z[:40].tolist(), labels[:40].tolist()), (z[40:].tolist(), labels[40:].tolist())]
+    rows, y = records(points)
+    n, targets, grid = 100, np.eye(2)[y], [float((rows**2).sum()) * 10 ** (k / 3 - 8) for k in range(25)]
+
+    def score(lam: float) -> float:
+        hat = rows @ np.linalg.solve(rows.T @ rows + lam * np.eye(4), rows.T)
+        if rule == "gcv":
+            return float(n * ((targets - hat @ targets) ** 2).sum() / (n - np.trace(hat)) ** 2)
+        kernel = np.eye(n) + rows @ rows.T / lam
+        q = float((targets * np.linalg.solve(kernel, targets)).sum())
+        return n * math.log(q) + float(np.linalg.slogdet(kernel)[1])
+
+    server = fitted(Fed3R(ridge_lambda=rule), points, model=Plane(4))
+    best = min(range(25), key=lambda k: score(grid[k]))
+    assert 0 < best < 24
+    assert server.notes["ridge_lambda"] == pytest.approx(grid[best])
+    assert server.warnings == []
+
+
+def test_a_rule_that_chose_the_end_of_its_grid_says_so() -> None:
+    """Labels that follow from nothing: no penalty is too large."""
+    z = [[math.cos(k), math.sin(k)] for k in range(48)]
+    server = fitted(Fed3R(ridge_lambda="evidence"), [(z, [k * k % 7 % 2 for k in range(48)])])
+    (sentence,) = server.warnings
+    assert sentence.startswith("ridge_lambda: evidence chose the highest")
+
+
+# Whatever the split
+
+
+@pytest.mark.parametrize(
+    "features",
+    ["conv(12) > project(32)", "patches(6, size=4, cells=1)", "conv(8) > fourier(32)", "scatter > project(16)"],
+)
+def test_every_split_gives_the_same_bits(features: str, tmp_path: Path) -> None:
+    """Filters that are learned from patches too; one client is central training."""
+    splits = {"iid": 4, "dirichlet:0.1": 3, "classes:1": 10, "one": 1}
+    found = {}
+    for k, (partition, clients) in enumerate(splits.items()):
+        result = fedfill.run(
+            "fed3r", data=images(), partition="iid" if partition == "one" else partition, clients=clients, client_test=0.0,
+            features=features, workers=1 + k % 3, seed=0, out=tmp_path / partition.replace(":", "-"),
+            **({"filter_steps": 3} if features.startswith("patches") else {}),
+        )  # fmt: skip
+        found[partition] = (result.summary["weights_sha256"], result.summary["accuracy"])
+    assert len(set(found.values())) == 1, found
+    assert found["iid"][1] > 0.6
+
+
+def test_learned_filters_are_learned_and_the_centre_follows_them(tmp_path: Path) -> None:
+    def run(steps: int) -> dict[str, torch.Tensor]:
+        options = {"data": images(), "features": "patches(6, size=4, cells=1)", "clients": 4, "filter_steps": steps}
+        return fedfill.run("fed3r", **options, out=tmp_path / str(steps)).weights
+
+    drawn_ones, one, two = run(0), run(1), run(2)
+    patch = next(name.removesuffix("dictionary") for name in one if name.endswith("dictionary"))
+    centre = next(name for name in one if name.endswith("centre"))
+    assert not drawn_ones[f"{patch}mean"].any()
+    assert torch.equal(one[f"{patch}whitening"], two[f"{patch}whitening"])
+    assert not torch.equal(one[f"{patch}whitening"], drawn_ones[f"{patch}whitening"])
+    for a, b in ((drawn_ones, one), (one, two)):
+        assert not torch.equal(a[f"{patch}dictionary"], b[f"{patch}dictionary"])
+        assert not torch.equal(a[centre], b[centre])
+    assert torch.allclose(two[f"{patch}dictionary"].norm(dim=1), torch.ones(6), atol=1e-5)
+
+
+# Who is missing
+
+
+def test_without_a_client_the_answer_is_that_of_the_others_exactly() -> None:
+    """One holds a point that is no number: its features are refused at home, and it is named."""
+    points = drawn(20, 9, 30)
+    broken = [*points[:1], ([[float("nan"), 0.0], *points[1][0]], [0, *points[1][1]]), *points[2:]]
+    server, others = fitted(Fed3R(), broken), fitted(Fed3R(), [points[0], points[2]])
+    assert tree.sha256(server.state.weights) == tree.sha256(others.state.weights)
+    assert [loss["client"] for loss in server.lost] == [1]
+    assert "record 0" in server.lost[0]["reason"]
+    assert any("2 of 3" in text and "not in them: 1" in text for text in server.warnings)
+
+
+@pytest.mark.parametrize("column_norm", [False, True])
+def test_a_class_that_nobody_holds_never_wins(column_norm: bool) -> None:
+    server = fitted(Fed3R(column_norm=column_norm), drawn(20, 30), model=Plane(2, 3))
+    w, b = head_of(server)
+    assert np.isfinite(w).all()
+    assert np.isfinite(b).all()
+    z = np.random.default_rng(0).normal(size=(200, 2)) * 100
+    assert set((z @ w + b).argmax(1)) <= {0, 1}
+    if column_norm:
+        assert np.allclose(np.linalg.norm(w[:, :2], axis=0), 1, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "points",
+    [
+        [([[1.0, 0.0]], [0])],
+        [([[0.6, 0.8]] * 5, [1] * 5), ([], [])],
+        [([[0.0, 0.0], [0.0, 0.0]], [0, 1])],
+        [([[1.0, 0.0], [1.0, 0.0]], [0, 1])],
+    ],
+)
+def test_few_equal_or_empty_records_give_finite_heads(points: Any) -> None:
+    w, b = head_of(fitted(Fed3R(), points))
+    assert np.isfinite(w).all()
+    assert np.isfinite(b).all()
+
+
+def test_without_any_penalty_a_singular_gram_matrix_is_a_sentence() -> None:
+    with refused("ridge_lambda", "found 0 ", "singular"):
+        fitted(Fed3R(ridge_lambda=0), [([[1.0, 0.0]] * 3, [0, 1, 0])])
+    w, _ = head_of(fitted(Fed3R(ridge_lambda=0), BY_HAND))
+    z, y = records(BY_HAND)
+    assert np.allclose(w, np.linalg.lstsq(z, np.eye(2)[y], rcond=None)[0], atol=1e-6)
+
+
+# Noise
+
+
+@pytest.mark.parametrize("trust", ["site", "secure", "server"])
+def test_as_noise_ends_it_tends_to_the_exact_head(trust: str) -> None:
+    """To that of lambda = 1e-7 n, which is what is left of the noisy rule."""
+    points = drawn(300, 500, d=4)
+    exact, _ = head_of(fitted(Fed3R(ridge_lambda=1e-7 * 800), points, model=Plane(4)))
+    far = [
+        np.abs(head_of(fitted(Fed3R(trust=trust, target_epsilon=e), points, model=Plane(4)))[0] - exact).max()
+        for e in (1e1, 1e3, 1e9)
+    ]
+    assert far[2] < 1e-4
+    assert far[0] > far[1] > far[2]
+
+
+def test_a_penalty_under_noise_is_in_multiples_of_its_edge() -> None:
+    points = drawn(300, 500, d=4)
+    small, large = (
+        np.linalg.norm(
+            head_of(fitted(Fed3R(target_epsilon=3.0, ridge_lambda=f), points, model=Plane(4)))[0]
+        )
+        for f in (0.125, 100.0)
+    )  # fmt: skip
+    assert large < small / 3
+    default = head_of(fitted(Fed3R(target_epsilon=3.0), points, model=Plane(4)))[0]
+    assert np.linalg.norm(default) == small
+
+
+def test_noise_on_features_that_nothing_bounds_is_refused() -> None:
+    with refused("target_epsilon", 3, "bounds"):
+        fitted(Fed3R(target_epsilon=3.0), model=Plane(bounded=False))
+    fitted(Fed3R(), model=Plane(bounded=False))
+
+
+def test_the_account_is_of_all_exchanges(tmp_path: Path) -> None:
+    """The centre has its part of the promise; counts are not asked for, as nothing needs them."""
+    result = fedfill.run("fed3r", data=images(), **ONE, target_epsilon=3.0, clients=3, out=tmp_path)
+    kept = result.summary["privacy"]
+    assert kept["total_epsilon_added"] == pytest.approx(3, rel=1e-6)
+    assert 3 < kept["total_epsilon"] < 6
+    by_words = {
+        entry["mechanism"].rsplit(" on ", 1)[-1]: entry
+        for entry in kept["entries"]
+        if "sums" in entry["released"].lower()
+    }
+    assert len(by_words) == 2
+    assert not any("counts" in words for words in by_words)
+    parts = [entry["epsilon_added"] for entry in by_words.values()]
+    assert max(parts) < 3
+    assert min(parts) < 0.6  # 2 % of the squared mu
+    settings = tomllib.loads((tmp_path / "experiment.toml").read_text())["settings"]
+    assert (settings["centre"], settings["filter_steps"]) == ("federated", 0)
+
+
+@pytest.mark.parametrize("delta", [1e-5, 1e-7])
+def test_a_smaller_epsilon_has_more_noise_and_fewer_features(delta: float, tmp_path: Path) -> None:
+    """By rule of public numbers: how many records, clients, and how much noise."""
+    found = []
+    for epsilon in (0.5, 50.0):
+        prepared = fedfill.experiment.prepare.arrange(
+            "fed3r", data=images(), partition="iid", model="auto", target_epsilon=epsilon, target_delta=delta, clients=4
+        )
+        found.append(prepared.initial["classifier.weight"].shape[1])
+    assert found[0] < found[1]
+    assert all(math.log2(d).is_integer() for d in found)
+
+
+def test_bias_is_not_needed(tmp_path: Path) -> None:
+    server = fitted(Fed3R(ridge_lambda=1.0), model=Plane(bias=False))
+    assert np.allclose(server.state.weights["classifier.weight"].T, [[0.728, 0.096], [-0.104, 0.522]], atol=1e-3)
+    assert "classifier.bias" not in server.state.weights
+
+
+def test_another_network_than_a_map_of_features_is_taken() -> None:
+    """Its last linear layer is fitted, on what that receives; the others stay."""
+    net = nn.Sequential(nn.Linear(2, 6), nn.ReLU(), nn.Linear(6, 2))
+    before = {name: x.clone() for name, x in net.state_dict().items()}
+    server = fitted(Fed3R(ridge_lambda=0.1), drawn(30, 40), model=net)
+    after = server.state.weights
+    assert all(torch.equal(after[name], before[name]) for name in ("0.weight", "0.bias"))
+    z, y = records(drawn(30, 40))
+    points = torch.tensor([row for rows, _ in drawn(30, 40) for row in rows])
+    hidden = net[1](net[0](points)).detach().double().numpy()
+    hidden = np.trunc(hidden * 4096) / 4096
+    wanted = np.linalg.solve(hidden.T @ hidden + 0.1 * np.eye(6), hidden.T @ np.eye(2)[y])
+    assert len(z) == 70
+    assert np.allclose(after["2.weight"].T, wanted, atol=1e-4)
