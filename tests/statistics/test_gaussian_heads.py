@@ -263,6 +263,13 @@ def test_as_the_noise_ends_lda_tends_to_the_exact_one():
     assert torch.allclose(noisy.scores(z), lda(gram, moments, counts, shrinkage=0.0).scores(z), atol=1e-6)
 
 
+def test_noise_that_leaves_naive_bayes_no_spread_gives_finite_scores():
+    squares, moments = torch.tensor([[-3.0, -1], [-2, 0.1]]), torch.tensor([[1.0, -1], [2, 1]])
+    scores = naive_bayes(squares, moments, torch.tensor([2.0, 3])).scores(torch.tensor([[0.5, 1], [-0.3, 0.3]]))
+    assert torch.isfinite(scores).all()
+    assert scores.argmax(1).tolist() == [0, 1]
+
+
 # Edges
 
 

@@ -71,7 +71,7 @@ def test_scores_of_a_record_by_hand():
     assert ridge(G, M, 1).scores(Z[3:4]).flatten().tolist() == pytest.approx([0.52, 0.39])
 
 
-@given(st.integers(1, 60), st.integers(1, 12), st.integers(1, 4), st.floats(-6, 2), st.integers(0, 10_000))
+@given(st.integers(1, 60), st.integers(1, 12), st.integers(1, 4), st.floats(-2, 2), st.integers(0, 10_000))
 def test_what_the_sums_tell_equals_what_records_tell(n, d, classes, power, seed):
     z, y = drawn(n, d, classes, seed)
     gram, moments, counts = sums_of(z, y, classes)
@@ -196,6 +196,39 @@ def test_a_grid_without_sense_is_refused():
             choose_lambda(Spectrum.of(G, M), 5, grid=grid)
     with refused("head", 0):
         choose_lambda(Spectrum.of(G, M), 0)
+
+
+def test_the_default_grid_follows_the_scale_of_the_features():
+    z, y = drawn(100, 8, 3)
+    gram, moments, _ = sums_of(z, y, 3)
+    plain, large = (choose_lambda(Spectrum.of(s**2 * gram, s * moments), 100) for s in (1, 1000))
+    assert large.lam == pytest.approx(1e6 * plain.lam)
+    assert large.scores == pytest.approx(plain.scores)
+
+
+def test_lambdas_that_leave_a_gram_singular_are_left_out_of_the_grid():
+    z, y = drawn(5, 8, 2)
+    gram, moments, _ = sums_of(z, y, 2)
+    assert choose_lambda(Spectrum.of(gram, moments), 5, grid=[1e-18, 0.1, 1]).grid == (0.1, 1)
+    with refused("ridge_lambda", 1e-18, "singular"):
+        choose_lambda(Spectrum.of(gram, moments), 5, grid=[1e-18])
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_perfect_fit_has_its_own_small_residuals_and_not_those_of_rounding(seed):
+    # 20 unit vectors in 50 dimensions: every residual comes from shrinking, and GCV is a ratio of two small numbers
+    z, y = drawn(20, 50, 3, seed)
+    gram, moments, counts = sums_of(z, y, 3)
+    kernel, targets = z @ z.T, torch.eye(3, dtype=torch.float64)[y]
+    spectrum = Spectrum.of(gram, moments)
+    for lam in (2e-7, 1e-3, 1.0):
+        outside = lam * torch.linalg.inv(
+            kernel + lam * torch.eye(20, dtype=torch.float64)
+        )  # I - H, without a difference
+        left = ((outside @ targets) ** 2).sum(0)
+        assert spectrum.residuals(lam, counts).tolist() == pytest.approx(left.tolist(), rel=1e-6, abs=0)
+        exact = 20 * float(left.sum()) / float(outside.trace()) ** 2
+        assert spectrum.gcv(lam, 20) == pytest.approx(exact, rel=1e-6, abs=0)
 
 
 # Edges

@@ -128,7 +128,7 @@ def naive_bayes(squares: Tensor, moments: Tensor, counts: Tensor, prior: Prior =
     second = torch.where((counts > 0)[:, None], squares / held, 0.0)
     variances = (second - means**2).clamp(min=0)
     share = counts.clamp(min=0) / counts.clamp(min=0).sum()
-    pooled, least = share @ variances, TIGHT * (share @ second).mean()
+    pooled, least = share @ variances, TIGHT * (share @ second.abs()).mean()
     if pooled.mean() <= least:
         pooled, log_prior = torch.ones_like(pooled), torch.zeros_like(log_prior)
     variances = torch.where(variances.mean(1, keepdim=True) > least, variances, pooled)

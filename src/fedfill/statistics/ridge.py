@@ -73,10 +73,14 @@ class Spectrum:
 
     def solution(self, lam: float, counts: Tensor | None = None, column_norm: bool = False) -> LinearHead:
         """As `ridge`."""
-        if not allowed(lam) or (self.values + lam).min() <= rounding(self.values + lam):
+        if not self.solvable(lam):
             raise singular(lam)
         weight = self.vectors @ (self.projected / (self.values + lam)[:, None])
         return _head(weight, counts, column_norm)
+
+    def solvable(self, lam: float) -> bool:
+        """Whether G + lambda I is positive definite beyond rounding."""
+        return allowed(lam) and bool((self.values + lam).min() > rounding(self.values + lam))
 
     def effective_parameters(self, lam: float) -> float:
         """The trace of the hat matrix, sum_j s_j / (s_j + lambda)."""
@@ -193,8 +197,9 @@ def choose_lambda(
     Args:
         spectrum: Of sums without noise.
         n: Records.
-        rule: Least generalised cross-validation, which is too small where records are repeated, or most evidence.
-        grid: More than 0 each; none: 25 from 1e-8 n to n, evenly on a log scale.
+        rule: Least generalised cross-validation, too small a lambda where records are repeated, or most evidence.
+        grid: More than 0 each; those too small for a singular G are left out; none: 25 from 1e-8 to 1
+            times the trace of G, which is n for features of length 1, evenly on a log scale.
 
     Returns:
         The choice, the smaller lambda on a tie.
@@ -204,9 +209,14 @@ def choose_lambda(
     """
     if n <= 0:
         raise FedfillError(f"head: found {n:g} records; allowed: sums over one record or more")
-    tried = tuple(sorted(grid)) if grid is not None else tuple(n * 10 ** (k / 3 - 8) for k in range(25))
-    if not tried or not all(allowed(lam) and lam > 0 for lam in tried):
-        raise FedfillError(f"ridge_lambda: found the grid {list(tried)}; allowed: one number or more, above 0")
+    if grid is None:
+        scale = float(clipped(spectrum.values).sum()) or n
+        grid = [scale * 10 ** (k / 3 - 8) for k in range(25)]
+    if not grid or not all(allowed(lam) and lam > 0 for lam in grid):
+        raise FedfillError(f"ridge_lambda: found the grid {list(grid)}; allowed: one number or more, above 0")
+    tried = tuple(lam for lam in sorted(grid) if spectrum.solvable(lam))
+    if not tried:
+        raise singular(max(grid))
     scores = tuple(spectrum.gcv(lam, n) if rule == "gcv" else spectrum.evidence(lam, n) for lam in tried)
     best = scores.index(min(scores) if rule == "gcv" else max(scores))
     end: Literal["lowest", "highest"] | None = "lowest" if best == 0 else "highest" if best == len(tried) - 1 else None

@@ -217,6 +217,9 @@ def unshared(prepared: Prepared, baseline: Prepared) -> list[str]:
     if budget:
         why = f" ({prepared.algorithm.unfair})" if prepared.algorithm.unfair else ""
         phrases.append(f"another local budget: {', '.join(budget)}{why}")
+    name, theirs_name = prepared.experiment.model, baseline.experiment.model
+    if name != theirs_name:
+        return [*phrases, f"another network: {name} (not {theirs_name})"]
     shape, others = prepared.experiment.model_settings, baseline.experiment.model_settings
     network = [f"{name}={shape[name]} (not {others[name]})" for name in others if shape.get(name) != others[name]]
     if network:
