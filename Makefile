@@ -26,9 +26,9 @@ $(READY): pyproject.toml constraints.txt
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@
 
-demo: $(READY) ## compare FedAvg with FedDPMS on ten unequal clients
-	$(BIN)/fedfill compare fedavg feddpms local \
-	  --data digits --clients 10 --partition dirichlet:0.3 --rounds 20 --seeds 0,1 --set batch_size=16 --out runs/demo
+demo: $(READY) ## compare one round of fed3r with FedAvg on ten unequal clients
+	$(BIN)/fedfill compare fedavg fedavg:head=ccvr fed3r local \
+	  --data digits --clients 10 --partition dirichlet:0.1 --rounds 20 --seeds 0,1 --set batch_size=16 --out runs/demo
 
 test: $(READY) ## run the tests, in two processes
 	$(BIN)/pytest -q -n 2 --dist worksteal -m 'not deploy and not faults'

@@ -205,6 +205,10 @@ class Algorithm(BaseModel):
         weights: Weights = server.state.weights
         return weights
 
+    def trained_weights(self, server: Server) -> Weights | None:
+        """The weights before `conclude`, where they are judged beside the result; None: there are no others."""
+        return None
+
     def result_weights(self, server: Server) -> Weights:
         """The weights to evaluate and to keep after a round: those of `global_weights`, or with what `conclude` fitted."""
         return self.global_weights(server)

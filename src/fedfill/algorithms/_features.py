@@ -99,7 +99,9 @@ class Featured(NoisySums, Algorithm):
         if step == 0:
             n = len(state.weights[f"{path}.mean"])
             collected = collect(server, self.patch_moments, message, patches.moments(n), None)
-            new = dict(zip(("mean", "whitening"), patches.whitening(**collected.sums), strict=True))
+            sums = collected.sums
+            found = patches.whitening(sums["first"], sums["second"], max(float(sums["patches"]), 1))
+            new = dict(zip(("mean", "whitening"), found, strict=True))
         else:
             dictionary = state.weights[f"{path}.dictionary"]
             collected = collect(server, self.patch_clusters, message, patches.clusters(dictionary), None)
@@ -122,9 +124,8 @@ class Featured(NoisySums, Algorithm):
     def patch_clusters(self, client: Client, message: Ask) -> Sums:
         """For each filter the sum over the whitened patches that it is nearest to."""
         layer = patch_layer(client, message.weights)
-        whitened = (
-            ((p.double() - layer.mean) @ layer.whitening.double(), y) for p, y in self.patches_of(client, layer)
-        )
+        found = self.patches_of(client, layer)
+        whitened = ((patches.whitened(p.double(), layer.mean, layer.whitening), y) for p, y in found)
         return contribute(client, patches.clusters(layer.dictionary), whitened, None, message.clients)
 
     @staticmethod
@@ -132,8 +133,9 @@ class Featured(NoisySums, Algorithm):
         """Some even patches of each of the client's images, at places that follow from the image alone."""
         for start in range(0, len(client.data), CHUNK):
             client.check()
-            images = normalise(client.data.inputs[start : start + CHUNK]).add(1).mul(127.5)
-            found = patches.extract(images, layer.size)
+            images = normalise(client.data.inputs[start : start + CHUNK])
+            places = patches.positions(images, layer.size, patches.PER_RECORD, 0)
+            found = patches.patches_at(images, places, layer.size).flatten(0, 1)
             yield found, found.new_zeros(len(found), dtype=torch.int64)
 
     def learn_centre(self, server: Server) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from fedfill.algorithms._base import Algorithm
 from fedfill.algorithms._features import Featured
-from fedfill.algorithms._layers import Ask, Layer, bounded, changed, features, layer_of
+from fedfill.algorithms._layers import Ask, Kept, Layer, bounded, changed, features, layer_of
 from fedfill.algorithms._values import Method, able
 from fedfill.data.samples import Samples
 from fedfill.errors import FedfillError
@@ -173,11 +173,23 @@ class Headed(Algorithm):
             raise FedfillError(
                 f"head: found {self.head.name} with {self.name}, whose clients have last layers of their own; allowed: none"
             )
+        if self.head.personal and not self.personal:
+            raise FedfillError(
+                f"head: found {self.head.name} with {self.name}, whose clients have no models of their own; allowed with fedbn and fraug"
+            )
+        if self.head.personal and self.head_every is not None:
+            raise FedfillError(
+                f"head_every: found {self.head_every} with head={self.head.name}, which is for the last round; allowed: none"
+            )
         self.head.check_network(model, inputs)
 
     def server_state(self, initial: Weights) -> dict[str, Tree]:
         """What the algorithm keeps, and the last layer that was fitted."""
         return {**super().server_state(initial), **({} if self.head is None else {"head": None})}
+
+    def client_state(self) -> dict[str, Tree]:
+        """What the algorithm keeps at a client, and the client's own last layer where there is one."""
+        return {**super().client_state(), **({} if self.head is None else self.head.client_state())}
 
     def resolved(self, *, rounds: int, model: nn.Module, inputs: Tensor) -> Self:
         """Refuse a head that can't be fitted to this network."""
@@ -198,15 +210,30 @@ class Headed(Algorithm):
             server.state.weights = {**server.state.weights, **new}
         else:
             server.state.head = new
+        if self.head.personal:
+            server.call(range(server.clients), self.head_own, Ask(changed(server, fitted), server.clients))
 
     @client_handler
     def head_sums(self, client: Client, message: Ask) -> Sums:
         """Sums over the client's labelled records, by its own model where it has one."""
-        weights = {**client.initial, **message.weights}
-        if self.personal:
-            weights = self.personal_weights(client.state.tree(), weights)
-        reply: Sums = self.head.answer(client, weights, message)
+        reply: Sums = self.head.answer(client, self._model_of(client, message), message)
         return reply
+
+    @client_handler
+    def head_own(self, client: Client, message: Ask) -> Kept:
+        """A last layer of the client's own, around the one that was fitted."""
+        client.state.own_head = None
+        reply: Kept = self.head.keep_own(client, self._model_of(client, message))
+        return reply
+
+    def _model_of(self, client: Client, message: Ask) -> Weights:
+        weights = {**client.initial, **message.weights}
+        return self.personal_weights(client.state.tree(), weights) if self.personal else weights
+
+    def trained_weights(self, server: Server) -> Weights | None:
+        """The global model as it was trained, where a last layer was fitted beside its own; not where clients have their own."""
+        fitted = self.head is not None and server.state.head is not None and not self.head.personal
+        return self.global_weights(server) if fitted else None
 
     def result_weights(self, server: Server) -> Weights:
         """The global model, with the last layer that was fitted."""

@@ -42,6 +42,11 @@ class Ask(Message):
 
 
 @dataclass(frozen=True)
+class Kept(Message):
+    """Client to server: it has a last layer of its own, which stays where it is."""
+
+
+@dataclass(frozen=True)
 class Layer:
     """The last linear layer of a network.
 

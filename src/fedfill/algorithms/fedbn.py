@@ -51,8 +51,8 @@ class FedBN(FedAvg):
         return {**super().client_state(), "own": None}
 
     def personal_weights(self, state: Mapping[str, Tree], weights: Weights) -> Weights:
-        """The global model with the client's own normalisation layers."""
-        return {**weights, **(state.get("own") or {})}
+        """The global model with the client's own normalisation layers, and its own last layer where there is one."""
+        return {**weights, **(state.get("own") or {}), **(state.get("own_head") or {})}
 
     def round(self, server: Server, t: int) -> None:
         """FedAvg's, of the shared tensors alone."""

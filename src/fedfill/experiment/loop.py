@@ -226,8 +226,8 @@ def _loop(
 
 def _evaluate(algorithm: Algorithm, server: Server, engine: Engine, t: int) -> dict[str, Any]:
     """The figures of an evaluation, with what the hosts' own part of it releases in the ledger."""
-    trained, weights = algorithm.global_weights(server), algorithm.result_weights(server)
-    if any(weights[name] is not tensor for name, tensor in trained.items()):
+    trained, weights = algorithm.trained_weights(server), algorithm.result_weights(server)
+    if trained is not None:
         server.note(accuracy_of_trained_head=engine.evaluate(trained, t).accuracy)
     evaluation = engine.evaluate(weights, t)
     if engine.evaluation is not None:

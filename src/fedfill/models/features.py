@@ -20,7 +20,7 @@ from torch.nn import functional
 from fedfill.errors import FedfillError
 from fedfill.models.feature_words import LAST, MOST, OF_IMAGES, parse
 from fedfill.models.filters import BOX, Drawn, Patches, RandomFilters, product
-from fedfill.models.scattering import STRIDE, Scattering
+from fedfill.models.scattering import ANGLES, STRIDE, Scattering
 from fedfill.streams import numpy_stream
 
 MOST_BYTES = 2**30
@@ -315,6 +315,7 @@ class _Steps:
                 "pixels to a side (image_size)"
             )
         if name == "scatter":
+            self.fits(name, 2 * ANGLES * ANGLES * shape[0], (shape[1] + 2 * STRIDE) * (shape[2] + 2 * STRIDE))
             step: Scattering | Patches | RandomFilters = Scattering(shape)
         else:
             filters, kind = int(settings["filters"]), RandomFilters if name == "conv" else Patches

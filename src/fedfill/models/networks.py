@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from fedfill.errors import FedfillError, did_you_mean
 from fedfill.models.encoders import ENCODERS
+from fedfill.models.features import default_words
 from fedfill.models.features import features as feature_map
 from fedfill.models.layers import Dropout, Gaussian
 from fedfill.models.quadratic import Quadratic
@@ -126,7 +127,10 @@ def described(name: str, shape: tuple[int, ...], settings: ModelSettings, needs:
         why = f" and the normalisation layers that {needs[NORMALISATION]} needs"
     elif "decoder" in needs:
         why = f" and the decoder that {needs['decoder']} needs"
-    return f"Network: {name}{' with width=wide, that is with batch norm' if wide else ''}, for {inputs}{why}."
+    which = " with width=wide, that is with batch norm" if wide else ""
+    if name == "features":
+        which = f" {settings.features or default_words(shape)}"
+    return f"Network: {name}{which}, for {inputs}{why}."
 
 
 def record_of(name: str, settings: ModelSettings) -> dict[str, object]:

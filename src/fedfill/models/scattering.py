@@ -77,7 +77,8 @@ class Scattering(Drawn):
     """
 
     wavelets: Tensor
-    low: Tensor
+    down: Tensor
+    across: Tensor
 
     def __init__(self, shape: tuple[int, ...]) -> None:
         super().__init__()
@@ -87,27 +88,27 @@ class Scattering(Drawn):
         (top, left), (height, width), (rows, columns) = beyond, sides, padded
         self.padding = [left, columns - width - left, top, rows - height - top]
         self.features = channels * CHANNELS * (rows // STRIDE - 2) * (columns // STRIDE - 2)
-        for name, filters in zip(("wavelets", "low"), bank(rows, columns), strict=True):
-            self.register_buffer(name, filters, persistent=False)
+        wavelets, low = bank(rows, columns)
+        self.register_buffer("wavelets", wavelets, persistent=False)
+        # the low-pass filter is a product of two, one down and one across: small matrices that keep every fourth place
+        spread = torch.fft.ifft2(low.double()).real
+        self.register_buffer("down", _every_fourth(spread.sum(1)), persistent=False)
+        self.register_buffer("across", _every_fourth(spread.sum(0)), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
         """Features ``[b, features]``, in the order colour, coefficient, place, of images ``[b, channels, height, width]``."""
         return torch.stack([self._of_one(image) for image in x]) if len(x) else x.new_empty(0, self.features)
 
     def _of_one(self, x: Tensor) -> Tensor:
-        x = torch.fft.fft2(functional.pad(x[None], self.padding, mode="reflect")[0])  # [channels, rows, columns]
-        waves = torch.fft.fft2(
-            torch.fft.ifft2(x[:, None, None] * self.wavelets).abs()
-        )  # [channels, scales, angles, ...]
-        again = torch.fft.fft2(torch.fft.ifft2(waves[:, 0, :, None] * self.wavelets[1]).abs())
-        parts = [x[:, None], waves.flatten(1, 2), again.flatten(1, 2)]
-        return torch.cat([self._smoothed(part) for part in parts], 1).flatten()
+        x = functional.pad(x[None], self.padding, mode="reflect")[0][:, None]  # [channels, 1, rows, columns]
+        waves = torch.fft.ifft2(torch.fft.fft2(x)[:, None] * self.wavelets).abs()  # [channels, scales, angles, ...]
+        again = torch.fft.ifft2(torch.fft.fft2(waves[:, 0, :, None]) * self.wavelets[1]).abs()
+        whole = torch.cat([x, waves.flatten(1, 2), again.flatten(1, 2)], 1)  # [channels, 81, rows, columns]
+        return (self.down @ (whole @ self.across.t())).flatten()
 
-    def _smoothed(self, spectra: Tensor) -> Tensor:
-        """Every fourth pixel of the low-passed images ``[channels, k, rows, columns]``, without the edge."""
-        low = spectra * self.low
-        rows, columns = (side // STRIDE for side in low.shape[-2:])
-        # to keep every fourth pixel is to fold the spectrum
-        folded = low.view(*low.shape[:-2], STRIDE, rows, STRIDE, columns).mean((-4, -2))
-        kept: Tensor = torch.fft.ifft2(folded).real[..., 1:-1, 1:-1]
-        return kept
+
+def _every_fourth(filter: Tensor) -> Tensor:
+    """The matrix of a filter on a circle that keeps every fourth place but for the first and the last."""
+    n = len(filter)
+    kept = torch.arange(1, n // STRIDE - 1) * STRIDE
+    return filter[(kept[:, None] - torch.arange(n)) % n].float()
