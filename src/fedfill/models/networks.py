@@ -143,8 +143,13 @@ def record_of(name: str, settings: ModelSettings) -> dict[str, object]:
     Returns:
         By name, as ``experiment.toml`` keeps them.
     """
+    return applicable(name, settings.model_dump())
+
+
+def applicable(name: str, settings: Mapping[str, object]) -> dict[str, object]:
+    """Those of some settings that the network of this name has; 0.1.0 recorded all of them for all networks."""
     left_out = OF_THE_LATENT if name in OF_ONE_SHAPE else ()
-    return {setting: value for setting, value in settings.model_dump().items() if setting not in left_out}
+    return {setting: value for setting, value in settings.items() if setting not in left_out}
 
 
 class Encoder(nn.Module):
