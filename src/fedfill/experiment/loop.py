@@ -200,6 +200,7 @@ def _loop(
                 **figures,
                 "privacy": {
                     "total_epsilon": account["total_epsilon"],
+                    "total_epsilon_added": account["total_epsilon_added"],
                     "entries": _epsilons(account["entries"]),
                 },
                 **_cost(server, before, took),
