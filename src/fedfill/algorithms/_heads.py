@@ -23,6 +23,7 @@ from fedfill.protocol.server import Server
 from fedfill.protocol.sums import Collected, Sums, collect, contribute
 from fedfill.statistics.gaussian_heads import QuadraticHead
 from fedfill.statistics.heads import LinearHead
+from fedfill.statistics.spectral_noise import drowned
 from fedfill.statistics.sums import Statistic
 from fedfill.tree import Tree, Weights
 
@@ -128,8 +129,23 @@ class Head(Featured):
         collected = collect(
             server, handler, message, statistic, self.noise(statistic, self.left), purpose=f"{self.name} sums"
         )
+        self.warn_of(server, collected)
         head = self.solve(server, collected, layer, whole)
         return {**weights, **layer.holding(head, weights)}
+
+    def warn_of(self, server: Server, collected: Collected) -> None:
+        """Say which classes nobody holds, and where the noise drowns what the records add."""
+        sums, stds = collected.sums, collected.stds
+        if "counts" in sums and (absent := (sound_counts(collected) <= 0).nonzero().flatten().tolist()):
+            server.warn(
+                f"No client holds class {', '.join(map(str, absent[:10]))}{', ...' if len(absent) > 10 else ''}"
+                f"{' in numbers that stand out of the noise' if stds['counts'] else ''}, so that it is never predicted."
+            )
+        if "gram" in sums and stds["gram"] and drowned(sums["gram"], stds["gram"] / 2**0.5):
+            server.warn(
+                f"target_epsilon: with {self.target_epsilon:g} the noise is larger than what these records add up to, and the head may be "
+                "no better than a guess; what helps: a larger one, more records, or trust=secure or server"
+            )
 
     def answer(self, client: Client, weights: Weights, message: Ask, data: Samples | None = None) -> Sums:
         """A client's sums over the features of a network, in its handler.

@@ -27,6 +27,12 @@ def noise_edge(off_diagonal_std: float, d: int) -> float:
     return 2 * off_diagonal_std * math.sqrt(d)
 
 
+def drowned(gram: Tensor, off_diagonal_std: float) -> bool:
+    """Whether the noise in a Gram matrix is beyond what `dimension_for` would ever allow for its number of features."""
+    d = len(gram)
+    return noise_edge(off_diagonal_std, d) > SIGNAL * max(float(gram.trace()), 0.0) / d
+
+
 def clipped(eigenvalues: Tensor) -> Tensor:
     """Negative eigenvalues at 0: a Gram matrix has none."""
     return eigenvalues.clamp(min=0)
