@@ -28,8 +28,8 @@ from fedfill.data.federation import ClientData, Federation
 from fedfill.data.samples import Samples
 from fedfill.engines.local import LocalEngine
 from fedfill.engines.runner import make_resident
+from fedfill.models.classifiers import Classifier
 from fedfill.models.layers import with_streams
-from fedfill.models.networks import Classifier
 from fedfill.models.views import weights_of
 from fedfill.protocol.client import State, client_handler
 from fedfill.protocol.messages import Message

@@ -18,7 +18,7 @@ from fedfill.algorithms.fedprox import FedProx
 from fedfill.algorithms.fedvae import FedVAE
 from fedfill.errors import ContractError, FedfillError, checked
 from fedfill.experiment.settings import Experiment
-from fedfill.models.networks import Encoder
+from fedfill.models.classifiers import Encoder
 
 DPMS = {"alpha": 5, "max_candidates": 50, "preliminary_rounds": 2, "local_epochs": 1, "batch_size": 8}
 SGD = {"optimizer": "sgd", "learning_rate": 0.05}

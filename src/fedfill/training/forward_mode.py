@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedfill.models.networks import Classifier, Encoder
+from fedfill.models.classifiers import Classifier, Encoder
 
 # the tangent of a layer's output from (layer, input, output, tangent of the input)
 Rule = Callable[[nn.Module, Tensor, Tensor, Tensor], Tensor]
