@@ -19,7 +19,7 @@ from fedfill.protocol.client import State
 from fedfill.protocol.server import Server
 from fedfill.statistics.sums import truncated
 
-__all__ = ["BY_HAND", "Points", "fitted", "head_of", "records", "split"]
+__all__ = ["BY_HAND", "Points", "bundles", "fitted", "head_of", "records", "split"]
 
 CPU = torch.device("cpu")
 
@@ -68,6 +68,7 @@ def fitted(
             if after is not None:
                 after(server)
     finally:
+        server.client_states = engine.states()  # type: ignore[attr-defined]
         engine.close()
     return server
 
@@ -90,3 +91,14 @@ def split(points: Points, *sizes: int) -> Points:
     assert sum(sizes) == len(y)
     ends = np.cumsum((0, *sizes))
     return [(z[a:b], y[a:b]) for a, b in itertools.pairwise(ends)]
+
+
+def bundles(*sizes: int, d: int = 4, seed: int = 0) -> Points:
+    """Points around three centres, of length 1."""
+    stream = np.random.default_rng(seed)
+    centres, found = stream.normal(size=(3, d)), []
+    for n in sizes:
+        y = stream.integers(0, 3, n)
+        z = centres[y] + 0.7 * stream.normal(size=(n, d))
+        found.append(((z / np.linalg.norm(z, axis=1, keepdims=True)).tolist(), y.tolist()))
+    return found

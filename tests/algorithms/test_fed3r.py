@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from sklearn.linear_model import Ridge
-from tests.algorithms.sums_world import BY_HAND, Plane, fitted, head_of, records, split
+from tests.algorithms.sums_world import BY_HAND, Plane, bundles, fitted, head_of, records, split
 from tests.experiment.world import digits
 from tests.helpers import refused
 from tests.protocol.sums_world import drawn
@@ -43,7 +43,7 @@ def test_by_hand_through_the_algorithm(
 ) -> None:
     """The table of ridge regressions on five points of two clients; points are truncated to 2^-12."""
     points = BY_HAND if sizes is None else split(BY_HAND, *sizes)
-    server = fitted(Fed3R(ridge_lambda=lam), points)
+    server = fitted(Fed3R(ridge_lambda=lam, scale=1), points)
     w, b = head_of(server)
     assert np.allclose(w, weight, atol=1e-3)
     assert not b.any()
@@ -55,7 +55,7 @@ def test_it_is_scikit_learns_ridge_on_pooled_records() -> None:
     points = drawn(30, 0, 7, 60, d=5)
     z, y = records(points)
     for lam in (0.003, 2.0):
-        w, _ = head_of(fitted(Fed3R(ridge_lambda=lam), points, model=Plane(5)))
+        w, _ = head_of(fitted(Fed3R(ridge_lambda=lam, scale=1), points, model=Plane(5)))
         other = Ridge(alpha=lam, fit_intercept=False, solver="cholesky").fit(z, np.eye(2)[y])
         assert np.allclose(w, other.coef_.T, atol=1e-6)
 
@@ -71,7 +71,7 @@ def test_afls_law_of_merging_gives_the_same() -> None:
         w = own_w if w is None else np.linalg.solve(c + own_c, c @ w + own_c @ own_w)
         c = own_c if c is None else c + own_c
     merged = np.linalg.solve(c - 3 * gamma * np.eye(3) + lam * np.eye(3), c @ w)
-    found, _ = head_of(fitted(Fed3R(ridge_lambda=lam), points, model=Plane(3)))
+    found, _ = head_of(fitted(Fed3R(ridge_lambda=lam, scale=1), points, model=Plane(3)))
     assert np.allclose(found, merged, atol=1e-6)
 
 
@@ -105,6 +105,25 @@ def test_a_rule_that_chose_the_end_of_its_grid_says_so() -> None:
     server = fitted(Fed3R(ridge_lambda="evidence"), [(z, [k * k % 7 % 2 for k in range(48)])])
     (sentence,) = server.warnings
     assert sentence.startswith("ridge_lambda: evidence chose the highest")
+
+
+def test_a_sharper_head_says_the_same() -> None:
+    """By the spread of the scores, whatever the split: the cross-entropy of a multiple of W is about least there."""
+    points = bundles(80, 60, 70)
+    model = Plane(4, 3)
+    plain, sharp = (head_of(fitted(Fed3R(scale=scale), points, model=model))[0] for scale in (1, "auto"))
+    tau = float((sharp / plain).mean())
+    assert np.allclose(sharp, tau * plain, rtol=1e-4)
+    assert 1 < tau < 1000
+    z, y = records(points)
+
+    def loss(times: float) -> float:
+        scores = times * z @ plain
+        return float((np.log(np.exp(scores).sum(1)) - scores[np.arange(len(y)), y]).mean())
+
+    assert loss(tau) < loss(1.0)
+    assert loss(tau) < min(loss(tau / 3), loss(3 * tau))
+    assert np.allclose(head_of(fitted(Fed3R(scale=7), points, model=model))[0], 7 * plain, rtol=1e-5)
 
 
 # Whatever the split
@@ -162,7 +181,7 @@ def test_without_a_client_the_answer_is_that_of_the_others_exactly() -> None:
 
 @pytest.mark.parametrize("column_norm", [False, True])
 def test_a_class_that_nobody_holds_never_wins(column_norm: bool) -> None:
-    server = fitted(Fed3R(column_norm=column_norm), drawn(20, 30), model=Plane(2, 3))
+    server = fitted(Fed3R(column_norm=column_norm, scale=1), drawn(20, 30), model=Plane(2, 3))
     w, b = head_of(server)
     assert np.isfinite(w).all()
     assert np.isfinite(b).all()
@@ -190,7 +209,7 @@ def test_few_equal_or_empty_records_give_finite_heads(points: Any) -> None:
 def test_without_any_penalty_a_singular_gram_matrix_is_a_sentence() -> None:
     with refused("ridge_lambda", "found 0 ", "singular"):
         fitted(Fed3R(ridge_lambda=0), [([[1.0, 0.0]] * 3, [0, 1, 0])])
-    w, _ = head_of(fitted(Fed3R(ridge_lambda=0), BY_HAND))
+    w, _ = head_of(fitted(Fed3R(ridge_lambda=0, scale=1), BY_HAND))
     z, y = records(BY_HAND)
     assert np.allclose(w, np.linalg.lstsq(z, np.eye(2)[y], rcond=None)[0], atol=1e-6)
 
@@ -202,7 +221,7 @@ def test_without_any_penalty_a_singular_gram_matrix_is_a_sentence() -> None:
 def test_as_noise_ends_it_tends_to_the_exact_head(trust: str) -> None:
     """To that of lambda = 1e-7 n, which is what is left of the noisy rule."""
     points = drawn(300, 500, d=4)
-    exact, _ = head_of(fitted(Fed3R(ridge_lambda=1e-7 * 800), points, model=Plane(4)))
+    exact, _ = head_of(fitted(Fed3R(ridge_lambda=1e-7 * 800, scale=1), points, model=Plane(4)))
     far = [
         np.abs(head_of(fitted(Fed3R(trust=trust, target_epsilon=e), points, model=Plane(4)))[0] - exact).max()
         for e in (1e1, 1e3, 1e9)
@@ -264,7 +283,7 @@ def test_a_smaller_epsilon_has_more_noise_and_fewer_features(delta: float, tmp_p
 
 
 def test_bias_is_not_needed(tmp_path: Path) -> None:
-    server = fitted(Fed3R(ridge_lambda=1.0), model=Plane(bias=False))
+    server = fitted(Fed3R(ridge_lambda=1.0, scale=1), model=Plane(bias=False))
     assert np.allclose(server.state.weights["classifier.weight"].T, [[0.728, 0.096], [-0.104, 0.522]], atol=1e-3)
     assert "classifier.bias" not in server.state.weights
 
@@ -273,7 +292,7 @@ def test_another_network_than_a_map_of_features_is_taken() -> None:
     """Its last linear layer is fitted, on what that receives; the others stay."""
     net = nn.Sequential(nn.Linear(2, 6), nn.ReLU(), nn.Linear(6, 2))
     before = {name: x.clone() for name, x in net.state_dict().items()}
-    server = fitted(Fed3R(ridge_lambda=0.1), drawn(30, 40), model=net)
+    server = fitted(Fed3R(ridge_lambda=0.1, scale=1), drawn(30, 40), model=net)
     after = server.state.weights
     assert all(torch.equal(after[name], before[name]) for name in ("0.weight", "0.bias"))
     z, y = records(drawn(30, 40))

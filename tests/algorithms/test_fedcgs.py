@@ -9,7 +9,7 @@ import pytest
 import torch
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from sklearn.neighbors import NearestCentroid
-from tests.algorithms.sums_world import BY_HAND, Plane, fitted, head_of, records, split
+from tests.algorithms.sums_world import BY_HAND, Plane, bundles, fitted, head_of, records, split
 from tests.algorithms.test_fed3r import images
 from tests.helpers import refused
 from tests.protocol.sums_world import Points, drawn
@@ -47,17 +47,6 @@ def test_by_rule_five_points_are_a_sphere() -> None:
     w, _ = head_of(fitted(FedCGS(), BY_HAND))
     variance = (0.068889 + 0.246667) / 2
     assert np.allclose(w, np.array([[0.866667, 0.3], [0, 0.9]]) / variance, rtol=1e-2, atol=1e-6)
-
-
-def bundles(*sizes: int, d: int = 4, seed: int = 0) -> Points:
-    """Points around three centres, of length 1."""
-    stream = np.random.default_rng(seed)
-    centres, found = stream.normal(size=(3, d)), []
-    for n in sizes:
-        y = stream.integers(0, 3, n)
-        z = centres[y] + 0.7 * stream.normal(size=(n, d))
-        found.append(((z / np.linalg.norm(z, axis=1, keepdims=True)).tolist(), y.tolist()))
-    return found
 
 
 def test_it_is_scikit_learns_on_pooled_records() -> None:

@@ -165,7 +165,7 @@ def test_engines_and_workers_give_the_same_bits(head: str, tmp_path: Path) -> No
 def test_the_head_is_over_all_clients_on_the_aggregated_weights(tmp_path: Path) -> None:
     """Slow and plain: what the trained encoder makes of everybody's records, also of those who were not in the round."""
     prepared = arrange("fedavg", model="auto", partition="dirichlet:0.5", **options("fedavg"), participation=0.34)
-    result = run("fedavg", tmp_path, head="fed3r:ridge_lambda=0.5", participation=0.34)
+    result = run("fedavg", tmp_path, head="fed3r:ridge_lambda=0.5,scale=1", participation=0.34)
     weights = trained(result)["server"]["weights"]
     prepared.model.load_state_dict(weights)
     data = [client.train for client in prepared.federation.clients]
@@ -179,7 +179,7 @@ def test_the_head_is_over_all_clients_on_the_aggregated_weights(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("name", ["fedbn", "fraug"])
-@pytest.mark.parametrize("head", ["fed3r:ridge_lambda=0.5", "pfed3r:ridge_lambda=0.5"])
+@pytest.mark.parametrize("head", ["fed3r:ridge_lambda=0.5,scale=1", "pfed3r:ridge_lambda=0.5"])
 def test_personal_normalisation_makes_each_clients_own_features(
     name: str, head: str, plain: Any, tmp_path: Path
 ) -> None:
@@ -246,6 +246,12 @@ def test_words_and_back_again(tmp_path: Path) -> None:
     assert settings["head"] == algorithm.model_dump()["head"]
     assert fedfill.resume(tmp_path).was_finished
     assert result.rounds[0]["accuracy_of_trained_head"] > 0
+
+
+@pytest.mark.parametrize("head", able("head"))
+def test_every_head_survives_the_settings_file(head: str) -> None:
+    algorithm = checked(find("fedbn"), {"head": head, "head_every": 2, "head_mode": "replace"})
+    assert checked(find("fedbn"), algorithm.model_dump()) == algorithm
 
 
 def test_settings_that_are_as_they_come_leave_no_trace() -> None:

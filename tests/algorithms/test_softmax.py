@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.algorithms.sums_world import BY_HAND, Plane, fitted, head_of, records, split
+from tests.algorithms.sums_world import BY_HAND, Plane, bundles, fitted, head_of, records, split
 from tests.algorithms.test_fed3r import images
-from tests.algorithms.test_fedcgs import bundles
 from tests.helpers import refused
 from tests.protocol.sums_world import Points
 

@@ -29,6 +29,8 @@ class PFed3R(Fed3R):
     name = "pfed3r"
     personal = True
 
+    scale: float = Field(default=1.0, ge=1, le=1)
+    """The heads are as least squares has them: the clients' own sums are of labels of 0 and 1, and a sharper head would be none to stay close to."""
     nearness: float = Field(default=0.1, gt=0, allow_inf_nan=False)
     """How close a client's head stays to the shared one: lambda_i as a multiple of its number of records."""
 
