@@ -43,6 +43,23 @@ def test_a_clients_gradient_by_hand():
     assert list(start.client.state.gradient) == ["w"]
 
 
+@pytest.mark.parametrize(("optimizer", "rate", "steps"), [("sgd", 0.2, 200), ("adam", 0.01, 2000)])
+def test_the_gradient_is_read_off_the_point_and_not_off_the_steps(optimizer: str, rate: float, steps: int):
+    """L(w) = (w - 3)^2, which has the gradient 2 (w - 3) where the local problem is solved, however that was done."""
+    algorithm, model = FedDyn(dyn_alpha=0.5), One()
+    start = start_of(two(1.0, 0.0), model=One(), gradient={"w": torch.tensor([-1.0])})
+    objective = algorithm.objective(start, lambda model, batch, context: ((model.w - 3) ** 2).sum())
+    taken = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}[optimizer](model.parameters(), lr=rate)
+    for _ in range(steps):
+        taken.zero_grad()
+        objective(model, None, None).backward()
+        taken.step()
+    algorithm.up(start, {name: tensor.detach() for name, tensor in model.state_dict().items()}, steps)
+    w = model.w.item()  # 2 (w - 3) + 1 + (w - 1) / 2 = 0
+    assert w == pytest.approx(5.5 / 2.5, abs=1e-3)
+    assert start.client.state.gradient["w"].item() == pytest.approx(2 * (w - 3), abs=1e-3)
+
+
 def test_round_by_hand_with_half_of_the_clients():
     server, engine = scripted(clients=4, weights=two(1.0, 0.0), participation=0.5, model=One())
     server.state.h = {"w": torch.tensor([0.1])}

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.helpers import run_rounds, scripted
+from tests.helpers import refused, run_rounds, scripted
 from torch import nn
 from torch.nn import functional
 
@@ -194,3 +194,10 @@ def test_a_loss_without_a_floor_is_told(settings: dict[str, bool], warned: bool)
     server = run_rounds(FedMix(local_epochs=6, learning_rate=0.05, mix=0.5, group_size=8, **settings), rounds=2)
     told = [text for note in server.history for text in note["warnings"] if "below zero" in text]
     assert bool(told) == warned
+
+
+def test_a_floor_under_what_can_t_fall_is_refused():
+    words = {"rounds": 1, "model": smooth(), "inputs": X[:1]}
+    with refused("floor", "first_order=false"):
+        FedMix(floor=True, first_order=False).resolved(**words)
+    assert FedMix(floor=True).resolved(**words) == FedMix(floor=True)

@@ -362,7 +362,10 @@ def test_squared_differences_are_to_the_prototype_of_the_same_class():
     assert float(update.apart(g[2:], wanted[2:], far, wanted)) == 0  # a class that was not seen has no prototype
 
 
-@pytest.mark.parametrize(("uses", "moves"), [({}, True), ({"on_real": False, "on_prototypes": False}, False)])
+@pytest.mark.parametrize(
+    ("uses", "moves"),
+    [({}, True), ({"on_real": False, "on_prototypes": False}, False), ({"synthetic_limit": 0.0}, False)],
+)
 def test_a_generator_that_nothing_uses_is_not_trained(uses: dict[str, bool], moves: bool) -> None:
     run = Run(FRAug(**QUICK, **uses), WIDE, workers=1, participation=1.0, rounds=2)
     before = {}

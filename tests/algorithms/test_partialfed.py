@@ -230,3 +230,15 @@ def test_what_is_learnt_can_t_be_kept_too() -> None:
         PartialFed(strategy="adaptive", keep="norm").resolved(
             rounds=1, model=build("cnn2bn", (1, 8, 8), 3, ModelSettings(), seed=0), inputs=torch.zeros(1, 1, 8, 8)
         )
+
+
+@pytest.mark.parametrize(("name", "found"), [("policy_batches", 9), ("policy_rate", 0.2), ("policy_temperature", 2.0)])
+def test_a_policy_that_nobody_learns_is_refused(name: str, found: float) -> None:
+    words = {
+        "rounds": 1, "model": build("cnn2bn", (1, 8, 8), 3, ModelSettings(), seed=0), "inputs": torch.zeros(1, 1, 8, 8),
+    }  # fmt: skip
+    with refused(name, f"{found:g}", "strategy=fixed"):
+        PartialFed(strategy="fixed", **{name: found}).resolved(**words)
+    default = PartialFed.model_fields[name].default
+    asked = PartialFed(strategy="fixed", **{name: default}).resolved(**words)  # as every record has it
+    assert asked == PartialFed(strategy="fixed").resolved(**words)

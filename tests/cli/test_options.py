@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,6 +13,7 @@ import typer
 from tests.cli.calls import TINY, fedfill_, refused
 from typer.testing import CliRunner
 
+import fedfill
 from fedfill.cli import options
 from fedfill.cli.options import FIELDS, help_of, takes
 from fedfill.experiment.settings import DATA, INCIDENTAL, PLACES, SIMULATION, Experiment
@@ -149,6 +151,28 @@ def test_what_is_given_here_wins_over_the_config(elsewhere: Path) -> None:
     text = (elsewhere / "x" / "experiment.toml").read_text()
     for line in ('algorithm = "fedavg"', "rounds = 1", "seed = 5", "local_epochs = 1", "batch_size = 16", "latent = 8"):
         assert f"\n{line}\n" in text
+
+
+def test_what_an_older_version_recorded_of_a_network_that_lacks_it_is_dropped(elsewhere: Path) -> None:
+    """0.1.0 wrote the settings of the latent layer into every record."""
+    recorded = {"width": "paper", "latent": "none", "latent_activation": "sigmoid", "dropout": "none", "projection": 8}
+    config = {
+        "digest": "0123456789abcdef", "version": "0.1.0", "algorithm": "fedavg", "clients": 4, "rounds": 1,
+        "model": "cnn2bn", "settings": {"local_epochs": 1}, "model_settings": recorded,
+    }  # fmt: skip
+    place = elsewhere / "config.toml"
+    place.write_text(tomli_w.dumps(config))
+    result = fedfill_("run", "--config", "config.toml", "--out", "x")
+    assert result.exit_code == 0, result.output
+    found = tomllib.loads((elsewhere / "x" / "experiment.toml").read_text())["model_settings"]
+    assert "latent_activation" not in found
+    assert found["projection"] == 8  # which the network has
+    place.write_text(tomli_w.dumps({**config, "model": "cnn2"}))  # this one has such a layer
+    assert fedfill_("run", "--config", "config.toml", "--out", "y").exit_code == 0
+    assert 'latent_activation = "sigmoid"' in (elsewhere / "y" / "experiment.toml").read_text()
+    for version in ({}, {"version": fedfill.__version__}):  # asked for today
+        place.write_text(tomli_w.dumps({**{k: v for k, v in config.items() if k != "version"}, **version}))
+        refused(["run", "--config", "config.toml", "--out", "z"], "latent_activation")
 
 
 @pytest.mark.parametrize(

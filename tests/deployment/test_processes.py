@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from tests.deployment.nodes import dismiss_node
 from tests.helpers import refused
 
 from fedfill.deployment import commands, keys, processes, warden
@@ -162,7 +163,7 @@ def test_faults_are_told_and_everything_is_stopped(tmp_path: Path, app: Path) ->
             before = federation.wait_for_node(0)
             federation.kill_node(0)
             federation.check()  # one node is enough to go on
-            federation.dismiss_node(0)
+            dismiss_node(federation, 0)
             federation.start_node(0)
             assert federation.wait_for_node(0) != before
             run = federation.submit(app, {"out": str(tmp_path / "names")})

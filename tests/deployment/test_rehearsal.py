@@ -23,6 +23,7 @@ from typing import Any
 import pytest
 import torch
 from filelock import FileLock, Timeout
+from tests.deployment.nodes import dismiss_node
 from tests.deployment.test_processes import finish, running, wait_until_gone
 from tests.helpers import small_federation
 
@@ -319,7 +320,7 @@ def test_nodes_that_are_killed_at_ten_moments_of_a_round_are_lost_recorded_and_c
             k = moment % HOSTS
             time.sleep(usual * (moment + 0.5) / MOMENTS)
             federation.kill_node(k)
-            federation.dismiss_node(k)
+            dismiss_node(federation, k)
             federation.start_node(k)
 
         return act

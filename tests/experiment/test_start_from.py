@@ -21,6 +21,8 @@ from fedfill import tree
 from fedfill.algorithms.fedbn import FedBN
 from fedfill.deployment.app import init_app
 from fedfill.experiment.prepare import Prepared, arrange
+from fedfill.experiment.start import Start
+from fedfill.models.networks import ModelSettings
 from fedfill.runs.directory import RunDirectory
 
 SMALL: dict[str, Any] = {"clients": 4, "local_epochs": 1, "data_fraction": 0.3}
@@ -312,3 +314,10 @@ def test_a_comparison_and_a_deployment(made: Callable[[str], fedfill.Result], tm
     with refused("start_from", run.directory, "model.weights"):
         init_app(tmp_path / "app", "fedavg", start_from=run.directory)
     assert not (tmp_path / "app").exists()
+
+
+def test_what_an_older_version_recorded_of_a_network_that_lacks_it_is_dropped() -> None:
+    recorded = {"width": "paper", "latent": "none", "latent_activation": "sigmoid", "dropout": "none"}
+    begun = {name: Start("old", {"model": name, "model_settings": recorded}, {}, "") for name in ("cnn2bn", "cnn2")}
+    assert begun["cnn2bn"].network({}) == ("cnn2bn", ModelSettings())
+    assert begun["cnn2"].network({}) == ("cnn2", ModelSettings(latent_activation="sigmoid"))

@@ -13,9 +13,9 @@ from torch.nn import functional
 
 from fedfill.errors import FedfillError
 from fedfill.models.layers import Dropout, draws_from
-from fedfill.models.networks import NAMES, Classifier, ModelSettings, VAEClassifier, build, choose
+from fedfill.models.networks import NAMES, Classifier, ModelSettings, VAEClassifier, build, choose, described
 from fedfill.models.residual import BasicBlock
-from fedfill.models.views import part, weights_of
+from fedfill.models.views import NORMALISATION, part, weights_of
 from fedfill.streams import torch_stream
 
 SHAPES = [(1, 8, 8), (1, 28, 28), (1, 16, 16), (3, 32, 32)]
@@ -166,13 +166,29 @@ def test_kinds() -> None:
 )
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in ("mlp", "features")])
 def test_a_wrong_shape_gives_a_sentence(shape: tuple[int, ...], name: str) -> None:
-    if name == "auto" and shape in ((8, 8), (2, 8, 8), (1, 2, 8, 8), (64,)):
-        assert choose(shape, ModelSettings(), ())[0] == "mlp"  # no images, but numbers all the same
+    if name == "auto" and shape in ((8, 8), (2, 8, 8), (1, 2, 8, 8), (64,), (1, 30, 30), (1, 28, 27)):
+        assert choose(shape, ModelSettings(), ())[0] == "mlp"  # no images that halve twice, but numbers all the same
         return
     with refused("model", "multiples of", "shape") as caught:
         make(shape, name=name)
     assert "\n" not in str(caught.value)
     assert str(list(shape)) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("shape", "inputs"), [((1, 10, 10), "grey images of 10x10"), ((3, 32, 30), "colour images of 32x30")]
+)
+def test_images_that_do_not_halve_twice_get_hidden_layers(shape: tuple[int, ...], inputs: str) -> None:
+    for needs in ((), ("projection",), (NORMALISATION,)):
+        name, settings = choose(shape, ModelSettings(), needs)
+        assert name == "mlp"
+        assert build(name, shape, 3, settings, needs=needs, seed=0)(torch.zeros(2, *shape)).shape == (2, 3)
+    said = described("mlp", shape, ModelSettings(), {})
+    assert inputs in said
+    assert "multiples of 4" in said
+    assert "multiples" not in described("mlp", (1, 8, 8), ModelSettings(), {})
+    with refused("model", "multiples of 4"):
+        build("auto", shape, 3, ModelSettings(), needs=("decoder",), seed=0)
 
 
 def test_dropout_where_there_is_none_is_refused() -> None:

@@ -15,11 +15,12 @@ import pytest
 import torch
 from tests.helpers import refused
 
+from fedfill import __version__
 from fedfill.errors import FedfillError
 from fedfill.runs.directory import RunDirectory, noise_key, read_toml, to_json, write_atomically, writing
 from fedfill.tree import Record
 
-EXPERIMENT = {"version": "1.2", "algorithm": "fedavg", "rounds": 2, "settings": {"local_epochs": 1}}
+EXPERIMENT = {"version": __version__, "algorithm": "fedavg", "rounds": 2, "settings": {"local_epochs": 1}}
 
 
 def full(*args: Any, **others: Any) -> None:
@@ -261,6 +262,14 @@ def test_half_written_files_of_a_killed_process_are_removed(run: RunDirectory) -
     run.close()
     assert not any(path.exists() for path in left)
     assert run.read_checkpoint() == {"rounds": 1}
+
+
+def test_a_folder_of_another_version_is_called_one(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path / "old")
+    run.open({**EXPERIMENT, "version": "0.1.0"}, "abc")
+    run.close()
+    with refused("out", "fedfill 0.1.0", f"this is {__version__}"):
+        run.check("another")
 
 
 def test_what_is_not_ours_is_left_alone(run: RunDirectory, tmp_path: Path) -> None:

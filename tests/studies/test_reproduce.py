@@ -3,6 +3,7 @@
 import gc
 import json
 import math
+import re
 import weakref
 from dataclasses import replace
 from pathlib import Path
@@ -306,7 +307,7 @@ name = "FedProx, strong"
         assert item["accuracy"] is None
         text = (folder / "README.md").read_text()
         assert "| too fast | 0.4000 | diverged | – | diverged | 0 | – | – | – |" in text
-        assert f"\ntoo fast, seed 0: {item['diverged']}.\n" in text
+        assert f" too fast, seed 0: {item['diverged']}. " in " ".join(text.split())
         assert "| FedProx, strong | – | 0." in text
 
 
@@ -320,6 +321,22 @@ def test_the_mean_of_a_row_is_not_that_of_the_seeds_that_survived(folder: Path, 
     assert f"| FedAvg | 0.5000 | diverged | – | diverged | 0, 1 | {megabytes:,.0f} | " in text
     curved = replace(found, entries=(*found.entries, lost), table=found.table.model_copy(update={"curves": True}))
     assert module._curves(curved) == {}
+
+
+def test_prose_on_a_page_is_in_lines_of_at_most_120(tmp_path: Path) -> None:
+    table = module.TableFile(
+        title="A table", source="Somebody says something. " * 9, figures=["accuracy"],
+        rows=[{"name": "FedAvg", "algorithm": "fedavg"}],
+    )  # fmt: skip
+    figures = dict.fromkeys(module.KEPT) | {"curve": {}, "diverged": "training diverged: " + "so and " * 20 + "so"}
+    head, _ = module.frame(tmp_path, table)
+    text = head + markdown(Reproduction(tmp_path, table, (Entry("FedAvg", 0, "x", figures),)))
+    assert " ".join(f"FedAvg, seed 0: {figures['diverged']}.".split()) in " ".join(text.split())
+    written = [page.read_text() for page in (Path(__file__).parents[2] / "experiments").glob("*/README.md")]
+    prose = [re.sub("```.*?```", "", page, flags=re.DOTALL) for page in (text, *written)]  # commands may be longer
+    long = [line for page in prose for line in page.splitlines() if len(line) > 120 and line[0] != "|"]
+    assert long == []
+    assert written
 
 
 def test_a_run_that_diverges_later_keeps_its_curve_up_to_there(

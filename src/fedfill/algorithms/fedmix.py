@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import torch
 from pydantic import Field
@@ -13,6 +13,7 @@ from torch.nn import functional
 from fedfill.algorithms import Update
 from fedfill.algorithms.naivemix import Mixing, NaiveMix
 from fedfill.data.samples import Batch
+from fedfill.errors import FedfillError
 from fedfill.privacy.releases import unbounded
 from fedfill.protocol.client import Client, client_handler
 from fedfill.protocol.server import Server
@@ -42,6 +43,14 @@ class FedMix(NaiveMix):
     """Whether the term of first order, which has no lower bound, is trained on; false leaves it out, which is what FedDPMS's authors' program comes to."""
     floor: bool = Field(default=False, exclude_if=lambda value: not value)
     """Whether no sample's loss may fall below zero, which mixup's can't either; ours, not the paper's."""
+
+    def resolved(self, *, rounds: int, model: nn.Module, inputs: Tensor) -> Self:
+        """Make sure that a floor is under something."""
+        if self.floor and not self.first_order:
+            raise FedfillError(
+                "floor: found true with first_order=false, whose loss can't fall below zero; allowed: false, or first_order=true"
+            )
+        return super().resolved(rounds=rounds, model=model, inputs=inputs)
 
     def round(self, server: Server, t: int) -> None:
         """NaiveMix's; and a word where the loss of a client fell below zero."""

@@ -193,10 +193,11 @@ class FRAug(EmbeddingOptions, FedBN):
         own = self.own(client, message.weights)
         model = client.model({**message.weights, **own})
         update = _LocalUpdate(self, client, model, self.networks(client, model, message.generator), message)
+        used = message.synthetic > 0 and (self.on_real or self.on_prototypes)
         with draws_from(model, client.stream("draws")):
             for step, batch in enumerate(client.batches(self.training(client.round))):
                 update.classification(batch.inputs, batch.labels)
-                if step % self.generator_every == 0 and (self.on_real or self.on_prototypes):
+                if used and step % self.generator_every == 0:
                     update.generation(batch.inputs, batch.labels)
         trained = weights_of(model)
         client.state.own = {name: trained[name] for name in own}

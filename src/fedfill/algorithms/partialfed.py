@@ -56,6 +56,12 @@ class PartialFed(FedAvg):
             raise FedfillError(
                 f"keep: found {self.keep} with strategy=adaptive, which learns what to keep; allowed: none"
             )
+        for name in ("policy_batches", "policy_rate", "policy_temperature") if self.strategy == "fixed" else ():
+            default = type(self).model_fields[name].default  # which every record holds
+            if (found := getattr(self, name)) != default:
+                raise FedfillError(
+                    f"{name}: found {found:g} with strategy=fixed, which learns no policy; allowed: {default:g}, or strategy=adaptive"
+                )
         resolved = super().resolved(rounds=rounds, model=model, inputs=inputs)
         return resolved.model_copy(update={"keep": self.keep or "norm_head"}) if self.strategy == "fixed" else resolved
 

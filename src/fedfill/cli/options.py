@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 import typer
 from typer.models import ArgumentInfo
 
+from fedfill import __version__
 from fedfill.errors import FedfillError, checked
 from fedfill.experiment.settings import Experiment, over
 
@@ -146,10 +147,14 @@ def _merged(
         from fedfill.runs.directory import read_toml
 
         document = read_toml(Path(config))  # older releases of typer pass text
-        for key in ("digest", "version"):  # an experiment.toml has these too
-            document.pop(key, None)
+        document.pop("digest", None)  # an experiment.toml has this and the version too
+        version = document.pop("version", __version__)
         checked(Experiment, {"algorithm": "", **document}, "config")
         own, models = document.pop("settings", {}), document.pop("model_settings", {})
+        if version != __version__:  # nobody asked for what 0.1.0 recorded of networks that don't have it
+            from fedfill.models.networks import applicable
+
+            models = applicable(document.get("model", ""), models)
         for key in own:
             if key in places:
                 raise FedfillError(

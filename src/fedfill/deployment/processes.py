@@ -138,18 +138,6 @@ class LocalFederation:
             send([node.pid], signal.SIGKILL, self.folder)
             node.wait()
 
-    def dismiss_node(self, k: int) -> None:
-        """Tell the SuperLink that a killed node will not come back: what it owes fails now, not after missed heartbeats.
-
-        Its key is used up; started again, the node has another key and another id.
-        """
-        name = f"node{k}"
-        if found := _ONLINE.search(self._log(name)):
-            self._flwr("supernode", "unregister", found[1], self.connection)
-        (self.folder / f"{name}.pub").unlink()
-        make_node_key(self.folder / name)
-        self._register(k)
-
     def check(self) -> None:
         """Complain where the federation can't go on."""
         for process in self._processes:

@@ -87,7 +87,7 @@ class LocalEngine:
         self._data = [client.train.to(device) for client in federation.clients]
         self._unlabelled = [client.unlabelled.to(device) for client in federation.clients]
         self._splits = splits_of(federation, device)
-        self._host = ClientRunner(
+        self._runner = ClientRunner(
             program, classes=federation.classes, initial=initial, seed=seed, device=device, timeout=timeout
         )
         self._states: dict[int, Tree] = {}
@@ -110,7 +110,7 @@ class LocalEngine:
                 except IndexError:
                     return
                 for i in groups[group]:
-                    outcome, state = self._host.serve(
+                    outcome, state = self._runner.serve(
                         resident, handler, i, self._data[i], self._unlabelled[i], self._states.get(i), messages[i], t
                     )
                     if state:
@@ -118,7 +118,7 @@ class LocalEngine:
                     outcomes[i] = averaging.add(i, outcome)
 
         self._run(work, queue, len(groups))
-        self._host.check(handler)
+        self._runner.check(handler)
         return Answers(outcomes, averaging.total())
 
     def evaluate(self, weights: Weights, t: int) -> Evaluation:

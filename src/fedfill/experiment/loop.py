@@ -141,7 +141,8 @@ def _loop(
         server = _server(prepared, engine, device, secret)
         done, seconds, preparation = _restore(prepared, directory, server, engine, device)
         records = directory.cut_rounds(done)
-        if 0 < done < experiment.rounds and "accuracy" in records[-1] and (sentence := collapse(records[-1])):
+        judged = 0 < done < experiment.rounds and "accuracy" in records[-1]
+        if judged and (sentence := collapse(records[-1], algorithm.personal)):
             # said where this was the last round, before the run was given more
             records[-1]["warnings"] = [text for text in records[-1]["warnings"] if text != sentence]
             directory.write_rounds(records)
@@ -199,11 +200,12 @@ def _loop(
                 **figures,
                 "privacy": {
                     "total_epsilon": account["total_epsilon"],
+                    "total_epsilon_added": account["total_epsilon_added"],
                     "entries": _epsilons(account["entries"]),
                 },
                 **_cost(server, before, took),
             }
-            if t + 1 == experiment.rounds and (sentence := collapse(record)):
+            if t + 1 == experiment.rounds and (sentence := collapse(record, algorithm.personal)):
                 record["warnings"] = [*record["warnings"], sentence]
             weights = _models(algorithm, server, engine)
             directory.append_round(record)

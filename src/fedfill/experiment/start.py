@@ -14,7 +14,7 @@ from fedfill import __version__, tree
 from fedfill.algorithms import known_algorithms
 from fedfill.errors import FedfillError, checked
 from fedfill.experiment.settings import DATA, INCIDENTAL, PYTHON, Experiment
-from fedfill.models.networks import ModelSettings
+from fedfill.models.networks import ModelSettings, applicable
 from fedfill.models.pretrained import HEAD
 from fedfill.models.views import NORMALISATION, normalisation, part
 from fedfill.runs.directory import RunDirectory
@@ -47,7 +47,7 @@ class Start:
             raise FedfillError(
                 f"model: found auto with start_from={self.path}, whose network came from Python ({name}); allowed: the same module again"
             )
-        settings = dict(self.document.get("model_settings", {}))
+        settings = applicable(name, self.document.get("model_settings", {}))
         settings.pop("weights", None)  # where it began is long behind it
         if name == "features":
             settings.setdefault("features_seed", self.document.get("seed"))  # its head stands on the map of that seed

@@ -19,8 +19,8 @@ from fedfill.training.evaluation import FAIRNESS
 from fedfill.tree import Weights
 
 CONSTANT, AT_CHANCE = 0.98, 0.01
-"""Share of the test set in one predicted class, and distance of the accuracy from the largest class's share, that tell a
-model which has learnt nothing."""
+"""Share of the test set in one predicted class, and how far the accuracy is above the largest class's share at the most, that
+tell a model which has learnt nothing."""
 
 
 def accuracy_by_round(records: Sequence[Mapping[str, Any]]) -> dict[int, float]:
@@ -73,15 +73,32 @@ def selected(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def collapse(record: Mapping[str, Any]) -> str | None:
-    """What is wrong with a model that knows nothing of the classes: it names one alone, or is no better; None: nothing."""
+def collapse(record: Mapping[str, Any], personal: bool) -> str | None:
+    """What is wrong with a model that knows nothing of the classes: it names one alone, or is no better; None: nothing.
+
+    Args:
+        record: Of a round with an evaluation.
+        personal: Whether clients have models of their own. One that knows its client's few classes is right, and a poor judge
+            of the common test set; so the clients' own test splits decide, and without these nothing is said.
+
+    Returns:
+        One sentence, or None.
+    """
     most, largest, accuracy = record.get("most_predicted"), record.get("largest_class"), record["accuracy"]
     helps = "try a smaller learning_rate, another optimizer or more rounds"
     if largest is None or largest >= CONSTANT:  # a test set of one class tells nothing
         return None
+    if personal:
+        own = record.get("mean_client_accuracy")
+        if own is None or own > largest + AT_CHANCE:
+            return None
+        return (
+            f"the clients' own models reach {own:.3f} on their own test splits, no more than the largest class has of the whole "
+            f"test set ({largest:.3f}); {helps}"
+        )
     if most is not None and most >= CONSTANT:
         return f"the model takes {most:.0%} of the test set for one and the same class; {helps}"
-    if abs(accuracy - largest) <= AT_CHANCE:
+    if accuracy <= largest + AT_CHANCE:
         return (
             f"an accuracy of {accuracy:.3f} is no better than naming the largest class always ({largest:.3f}); {helps}"
         )

@@ -30,7 +30,7 @@ from fedfill.models.views import NORMALISATION
 from fedfill.streams import derive
 
 NAMES = {
-    "auto": "what the algorithm can use: cnn2 for grey images, cnn4 for colour, with batch norm (width=wide) where it is needed; mlp for rows of numbers",
+    "auto": "what the algorithm can use: cnn2 for grey images, cnn4 for colour, with batch norm (width=wide) where it is needed; mlp for rows of numbers, and for images whose sides are no multiples of 4",
     "cnn2": "two 3x3 convolutions with 2x2 pooling, a latent layer, a linear classifier (supplement, FMNIST column)",
     "cnn4": "four 3x3 convolutions with 2x2 pooling, a latent layer, a linear classifier (supplement, CIFAR column)",
     "cnn2bn": "the Fed-ZDA paper's: two convolutions with batch norm and pooling, and a linear classifier; two hidden layers for colour",
@@ -86,6 +86,11 @@ def is_image(shape: tuple[int, ...]) -> bool:
     return len(shape) == 3 and min(shape) > 0 and shape[0] in (1, 3)
 
 
+def _fits(shape: tuple[int, ...], multiple: int = 4) -> bool:
+    """Whether networks that halve their images a few times take inputs of this shape."""
+    return is_image(shape) and not (shape[1] % multiple or shape[2] % multiple)
+
+
 def choose(shape: tuple[int, ...], settings: ModelSettings, needs: Collection[str]) -> tuple[str, ModelSettings]:
     """The network that ``auto`` stands for: the same one for all algorithms with these needs together.
 
@@ -97,7 +102,7 @@ def choose(shape: tuple[int, ...], settings: ModelSettings, needs: Collection[st
     Returns:
         Its name and its settings.
     """
-    if shape and min(shape) > 0 and not is_image(shape):
+    if shape and min(shape) > 0 and not (is_image(shape) and ("decoder" in needs or _fits(shape))):
         return "mlp", settings
     if NORMALISATION in needs and "width" not in settings.model_fields_set:
         settings = settings.model_copy(update={"width": "wide"})
@@ -120,6 +125,8 @@ def described(name: str, shape: tuple[int, ...], settings: ModelSettings, needs:
     inputs = (
         ("grey images" if shape[0] == 1 else "colour images") if is_image(shape) else f"samples of shape {list(shape)}"
     )
+    if is_image(shape) and name == "mlp" and not _fits(shape):
+        inputs += f" of {shape[1]}x{shape[2]}, as convolutions here need sides that are multiples of 4"
     why = ""
     if NORMALISATION in needs:
         why = f" and the normalisation layers that {needs[NORMALISATION]} needs"
@@ -141,8 +148,13 @@ def record_of(name: str, settings: ModelSettings) -> dict[str, object]:
     Returns:
         By name, as ``experiment.toml`` keeps them.
     """
+    return applicable(name, settings.model_dump())
+
+
+def applicable(name: str, settings: Mapping[str, object]) -> dict[str, object]:
+    """Those of some settings that the network of this name has; 0.1.0 recorded all of them for all networks."""
     left_out = OF_THE_LATENT if name in OF_ONE_SHAPE else ()
-    return {setting: value for setting, value in settings.model_dump().items() if setting not in left_out}
+    return {setting: value for setting, value in settings.items() if setting not in left_out}
 
 
 class Encoder(nn.Module):
@@ -287,8 +299,7 @@ def _built(
     if name == "auto":
         name, settings = choose(shape, settings, needs)
     multiple = 8 if name == "resnet18" else 4
-    fits = is_image(shape) and not (shape[1] % multiple or shape[2] % multiple)
-    if not fits and name not in ("mlp", "features"):
+    if not _fits(shape, multiple) and name not in ("mlp", "features"):
         raise FedfillError(
             f"model: '{name}' takes images of 1 or 3 channels with sides that are multiples of {multiple}, found shape {list(shape)}; "
             f"allowed: {'images of another size (image_size), ' if len(shape) == 3 else ''}--model mlp, or a torch.nn.Module of your own from Python"

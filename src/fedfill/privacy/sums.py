@@ -20,6 +20,7 @@ from fedfill.privacy.packed import add_noise, isometric, pack, unpack
 from fedfill.privacy.releases import Release, unbounded
 
 __all__ = [
+    "GIVES_AWAY",
     "BlockBound",
     "Trust",
     "add_noise",

@@ -117,6 +117,8 @@ def collect(
     Raises:
         FedfillError: Where too few are left for the noise of ``secure``.
     """
+    if noise is None and any(block.bound.kind == "gram" for block in statistic.blocks.values()):
+        server.warn(privacy.GIVES_AWAY)
     everyone = range(server.clients)
     template = statistic.template()
     if noise is not None and noise.trust != "server":

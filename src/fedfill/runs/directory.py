@@ -20,7 +20,7 @@ from typing import Any
 import tomli_w
 from filelock import FileLock, Timeout
 
-from fedfill import tree
+from fedfill import __version__, tree
 from fedfill.errors import FedfillError
 from fedfill.tree import Tree
 
@@ -131,7 +131,12 @@ class RunDirectory:
             names = sorted(p.name for p in self.path.iterdir())
             self._check_kinds("out")
         if "experiment.toml" in names:
-            if self.digest() != digest:
+            held = self._read_experiment("out")
+            if held["digest"] != digest and held["version"] != __version__:
+                raise FedfillError(
+                    f"out: {self.path} holds an experiment of fedfill {held['version']}, and this is {__version__}; choose another folder or remove it"
+                )
+            if held["digest"] != digest:
                 raise FedfillError(f"out: {self.path} holds another experiment; choose another folder or remove it")
             return
         strangers = [name for name in names if name not in _FILES | _FOLDERS and not name.endswith(".tmp")]

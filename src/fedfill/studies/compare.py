@@ -190,9 +190,9 @@ def compare(
     rows = tuple(Row(label, tuple(results[label])) for label in algorithms)
     collapsed = [
         f"{row.label}, seed {seed}: {sentence}"
-        for row in rows
+        for row, (_, name, _) in zip(rows, variants, strict=True)
         for seed, result in zip(seeds, row.results, strict=True)
-        if result is not None and (sentence := collapse(result.rounds[-1]))
+        if result is not None and (sentence := collapse(result.rounds[-1], find(name).personal))
     ]
     write_atomically(Path(out) / "comparison.csv", _csv(rows).encode())
     _draw(rows, Path(out))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 import statistics
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -199,7 +200,7 @@ def frame(folder: Path, table: TableFile) -> tuple[str, str]:
     """What the README says before the figures and behind them."""
     path = folder / "README.md"
     with writing(path):
-        text = path.read_text() if path.exists() else f"# {table.title}\n\n{table.source}\n\n{BEGIN}\n{END}\n"
+        text = path.read_text() if path.exists() else f"# {table.title}\n\n{_wrapped(table.source)}\n\n{BEGIN}\n{END}\n"
     head, _, rest = text.partition(BEGIN)
     if text.count(BEGIN) != 1 or text.count(END) != 1 or END in head:
         raise FedfillError(f"out: {path} must hold the line '{BEGIN}' and behind it the line '{END}', once each")
@@ -252,7 +253,13 @@ def markdown(found: Reproduction) -> str:
     if picture and (out := [row.name for row in found.table.rows if _diverged(found.of(row))]):
         picture += ["", f"Not in the picture, since a run diverged: {', '.join(out)}."]
     ends = [f"{run.row}, seed {run.seed}: {run.figures['diverged']}." for run in found.entries if _diverged([run])]
-    return "\n".join([*lines, "", note, *(line for end in ends for line in ("", end)), *picture]) + "\n"
+    prose = [note, *(line for end in ends for line in ("", end)), *picture]
+    return "\n".join([*lines, "", *map(_wrapped, prose)]) + "\n"
+
+
+def _wrapped(prose: str) -> str:
+    """A paragraph in lines of at most 120."""
+    return textwrap.fill(prose, 120, break_long_words=False, break_on_hyphens=False)
 
 
 def _title(figure: str) -> str:
