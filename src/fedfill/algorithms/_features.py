@@ -106,7 +106,10 @@ class Featured(NoisySums, Algorithm):
             dictionary = state.weights[f"{path}.dictionary"]
             collected = collect(server, self.patch_clusters, message, patches.clusters(dictionary), None)
             new = {"dictionary": patches.update(dictionary, collected.sums["clusters"])}
-        state.weights = {**state.weights, **{f"{path}.{name}": x.float() for name, x in new.items()}}
+        state.weights = {
+            **state.weights,
+            **{f"{path}.{name}": x.to(state.weights[f"{path}.{name}"]) for name, x in new.items()},
+        }
         if step == self.filter_steps:
             place = path_of(server, Centred)
             encoder = cast("FeatureMap", server.model(state.weights).encoder)
@@ -146,7 +149,7 @@ class Featured(NoisySums, Algorithm):
         noise = self.noise(statistic, CENTRE_SHARE)
         collected = collect(server, self.feature_sum, message, statistic, noise, purpose="centre")
         mean = collected.sums["sum"] / collected.sums["records"].clamp(min=1)
-        state.weights = {**state.weights, f"{path}.centre": mean.float()}
+        state.weights = {**state.weights, f"{path}.centre": mean.to(state.weights[f"{path}.centre"])}
 
     @client_handler
     def feature_sum(self, client: Client, message: Ask) -> Sums:

@@ -32,6 +32,9 @@ class Head(Featured):
     """An algorithm that fits the last layer of a frozen network, by sums over all clients' records."""
 
     single_round = True
+    releases: int = Field(default=1, ge=1, exclude_if=lambda value: value == 1)
+    """Among how many heads target_epsilon is divided; with head_every as many as there will be."""
+
     biased: ClassVar[bool] = False
     """Whether the head has a bias, which the layer must have then."""
 
@@ -127,7 +130,12 @@ class Head(Featured):
         statistic = self.statistic(layer)
         message = Ask(changed(server, weights), server.clients)
         collected = collect(
-            server, handler, message, statistic, self.noise(statistic, self.left), purpose=f"{self.name} sums"
+            server,
+            handler,
+            message,
+            statistic,
+            self.noise(statistic, self.left / self.releases),
+            purpose=f"{self.name} sums",
         )
         self.warn_of(server, collected)
         head = self.solve(server, collected, layer, whole)
@@ -163,7 +171,12 @@ class Head(Featured):
         statistic = self.statistic(layer)
         records = features(client, weights, layer)
         return contribute(
-            client, statistic, records, self.noise(statistic, self.left), message.clients, purpose=f"{self.name} sums"
+            client,
+            statistic,
+            records,
+            self.noise(statistic, self.left / self.releases),
+            message.clients,
+            purpose=f"{self.name} sums",
         )
 
 
@@ -215,7 +228,11 @@ class Headed(Algorithm):
     def resolved(self, *, rounds: int, model: nn.Module, inputs: Tensor) -> Self:
         """Refuse a head that can't be fitted to this network."""
         self._check_head(model, inputs)
-        return super().resolved(rounds=rounds, model=model, inputs=inputs)
+        checked = super().resolved(rounds=rounds, model=model, inputs=inputs)
+        if checked.head is None or checked.head.target_epsilon is None:
+            return checked
+        releases = -(-rounds // (self.head_every or rounds))
+        return checked.model_copy(update={"head": checked.head.model_copy(update={"releases": releases})})
 
     def conclude(self, server: Server, t: int) -> None:
         """Fit the last layer anew where it is due, by sums over all clients."""

@@ -74,10 +74,12 @@ class Layer:
 
     def held_by(self, weights: Weights) -> LinearHead:
         """The layer as it is in a network's weights."""
-        weight = weights[f"{self.path}.weight"].double()
+        weight = weights[f"{self.path}.weight"].double().cpu()
         return LinearHead(
             weight,
-            weights[f"{self.path}.bias"].double() if f"{self.path}.bias" in weights else weight.new_zeros(len(weight)),
+            weights[f"{self.path}.bias"].double().cpu()
+            if f"{self.path}.bias" in weights
+            else weight.new_zeros(len(weight)),
         )
 
     def holding(self, head: LinearHead | QuadraticHead, like: Weights) -> Weights:

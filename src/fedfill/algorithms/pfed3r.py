@@ -58,7 +58,7 @@ class PFed3R(Fed3R):
         if len(client.data):
             shared = layer.held_by(weights)
             statistic = class_moments(layer.features, layer.classes, radius=layer.radius, counts=False)
-            sums = summed(statistic, features(client, weights, layer))
+            sums = {name: x.cpu() for name, x in summed(statistic, features(client, weights, layer)).items()}
             lam = self.nearness * len(client.data)
             ridge = sums["gram"] + lam * torch.eye(layer.features, dtype=torch.float64)
             weight = torch.linalg.solve(ridge, sums["moments"] + lam * shared.weight.T)

@@ -87,7 +87,7 @@ class Softmax(Featured):
         block = Block(tuple(head.shape), privacy.other(bound, head.numel()))
 
         def add(sums: Weights, z: Tensor, labels: Tensor) -> None:
-            sums["gradient"] += gradient_sum(head, z, labels, self.clip)
+            sums["gradient"] += gradient_sum(head.to(z.device), z, labels, self.clip)
 
         return Statistic({"gradient": block}, add, "gradients of the last layer")
 

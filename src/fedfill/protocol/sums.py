@@ -44,7 +44,7 @@ class Collected:
     """What came of one exchange.
 
     Attributes:
-        sums: By block, over all clients that answered, float64; symmetric matrices whole.
+        sums: By block, over all clients that answered, float64 on the CPU; symmetric matrices whole.
         stds: By block: standard deviation of the noise on a coordinate, off the diagonal of a symmetric matrix by the root
             of 2 less; 0 without noise.
         replies: How many clients are in it.
@@ -130,7 +130,7 @@ def collect(
             f"honest: {m} of {clients} clients answered, and with trust=secure the sum may be opened from {noise.needed(clients)} "
             "on, whose shares of the noise make the whole of it; nothing was opened, and 'fedfill resume' asks again"
         )
-    joined = as_joined(statistic, sums["sums"])
+    joined = {name: x.cpu() for name, x in as_joined(statistic, sums["sums"]).items()}  # solved in float64, once
     stds = dict.fromkeys(joined, 0.0)
     if noise is not None:
         stds = {name: std * noise.in_the_sum(m, clients) for name, std in noise.stds.items()}

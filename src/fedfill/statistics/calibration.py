@@ -106,7 +106,8 @@ def gaussian_samples(
     drawn = [c for c in range(classes) if gaussians.counts[c] > 0 and wanted[c] > 0]
     samples = [gaussians.means.new_empty(0, d)]
     for c in drawn:
-        draws = torch.randn(wanted[c], d, generator=generator_for(c), dtype=torch.float64)
+        stream = generator_for(c)
+        draws = torch.randn(wanted[c], d, generator=stream, dtype=torch.float64, device=stream.device).cpu()
         samples.append(gaussians.means[c] + draws @ _root(gaussians.covariances[c], jitter).T)
     labels = torch.tensor([c for c in drawn for _ in range(wanted[c])], dtype=torch.int64)
     return torch.cat(samples), labels
@@ -139,7 +140,7 @@ def train_on_samples(
     weight, bias = _start(head, rows)
     optimizer = torch.optim.Adam([weight, bias], lr=learning_rate)
     for _ in range(steps):
-        picked = torch.randint(len(z), (batch_size,), generator=generator)
+        picked = torch.randint(len(z), (batch_size,), generator=generator, device=generator.device).cpu()
         optimizer.zero_grad()
         cross_entropy(z[picked] @ weight.T + bias, target[picked]).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
