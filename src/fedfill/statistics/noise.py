@@ -9,6 +9,7 @@ from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from fedfill.errors import FedfillError
 from fedfill.privacy import sums as privacy
 from fedfill.statistics.sums import Statistic
 
@@ -57,7 +58,7 @@ class NoisySums(BaseModel):
     @model_validator(mode="after")
     def _honest_with_secure_alone(self) -> Self:
         if self.honest is not None and self.trust != "secure":
-            raise ValueError(f"honest: found {self.honest} with trust={self.trust}; allowed with trust=secure alone")
+            raise FedfillError(f"honest: found {self.honest} with trust={self.trust}; allowed with trust=secure alone")
         return self
 
     def noise(self, statistic: Statistic, share: float = 1.0) -> Noise | None:
