@@ -96,15 +96,14 @@ def test_the_penalty_is_chosen_from_the_sums_as_records_would_have_it(rule: str)
     best = min(range(25), key=lambda k: score(grid[k]))
     assert 0 < best < 24
     assert server.notes["ridge_lambda"] == pytest.approx(grid[best])
-    assert server.warnings == []
+    assert not any("ridge_lambda" in text for text in server.warnings)
 
 
 def test_a_rule_that_chose_the_end_of_its_grid_says_so() -> None:
     """Labels that follow from nothing: no penalty is too large."""
     z = [[math.cos(k), math.sin(k)] for k in range(48)]
     server = fitted(Fed3R(ridge_lambda="evidence"), [(z, [k * k % 7 % 2 for k in range(48)])])
-    (sentence,) = server.warnings
-    assert sentence.startswith("ridge_lambda: evidence chose the highest")
+    assert any(text.startswith("ridge_lambda: evidence chose the highest") for text in server.warnings)
 
 
 def test_a_sharper_head_says_the_same() -> None:
