@@ -186,6 +186,7 @@ def test_a_class_that_nobody_holds_never_wins(column_norm: bool) -> None:
     assert np.isfinite(b).all()
     z = np.random.default_rng(0).normal(size=(200, 2)) * 100
     assert set((z @ w + b).argmax(1)) <= {0, 1}
+    assert any(text.startswith("No client holds class 2") for text in server.warnings)
     if column_norm:
         assert np.allclose(np.linalg.norm(w[:, :2], axis=0), 1, atol=1e-6)
 
@@ -240,6 +241,13 @@ def test_a_penalty_under_noise_is_in_multiples_of_its_edge() -> None:
     assert large < small / 3
     default = head_of(fitted(Fed3R(target_epsilon=3.0), points, model=Plane(4)))[0]
     assert np.linalg.norm(default) == small
+
+
+@pytest.mark.parametrize(("epsilon", "drowned"), [(0.01, True), (20.0, False)])
+def test_an_epsilon_that_is_too_small_for_any_use_is_said(epsilon: float, drowned: bool) -> None:
+    server = fitted(Fed3R(target_epsilon=epsilon), bundles(60, 60, 60), model=Plane(4, 3))
+    assert [text.startswith(f"target_epsilon: with {epsilon:g}") for text in server.warnings] == [True] * drowned
+    assert torch.isfinite(server.state.weights["classifier.weight"]).all()
 
 
 def test_noise_on_features_that_nothing_bounds_is_refused() -> None:
