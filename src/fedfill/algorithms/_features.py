@@ -118,28 +118,15 @@ class Featured(NoisySums, Algorithm):
     @client_handler
     def patch_moments(self, client: Client, message: Ask) -> Sums:
         """Sums of p and p p' over the patches of the client's images."""
-        layer = patch_layer(client, message.weights)
-        return contribute(
-            client, patches.moments(len(layer.mean)), self.patches_of(client, layer), None, message.clients
-        )
+        layer, found = patches_of(client, message.weights)
+        return contribute(client, patches.moments(len(layer.mean)), found, None, message.clients)
 
     @client_handler
     def patch_clusters(self, client: Client, message: Ask) -> Sums:
         """For each filter the sum over the whitened patches that it is nearest to."""
-        layer = patch_layer(client, message.weights)
-        found = self.patches_of(client, layer)
+        layer, found = patches_of(client, message.weights)
         whitened = ((patches.whitened(p.double(), layer.mean, layer.whitening), y) for p, y in found)
         return contribute(client, patches.clusters(layer.dictionary), whitened, None, message.clients)
-
-    @staticmethod
-    def patches_of(client: Client, layer: Patches) -> Iterator[tuple[Tensor, Tensor]]:
-        """Some even patches of each of the client's images, at places that follow from the image alone."""
-        for start in range(0, len(client.data), CHUNK):
-            client.check()
-            images = normalise(client.data.inputs[start : start + CHUNK])
-            places = patches.positions(images, layer.size, patches.PER_RECORD, 0)
-            found = patches.patches_at(images, places, layer.size).flatten(0, 1)
-            yield found, found.new_zeros(len(found), dtype=torch.int64)
 
     def learn_centre(self, server: Server) -> None:
         """The mean of the features before they are centred, over all clients' records; each is of length 1."""
@@ -171,10 +158,20 @@ def path_of(server: Server, kind: type[nn.Module]) -> str:
     return next(str(name) for name, module in model.named_modules() if isinstance(module, kind))
 
 
-def patch_layer(client: Client, changed: Weights) -> Patches:
-    """The step ``patches`` of the client's network, with what was learned so far."""
-    model = client.model({**client.initial, **changed})
-    return next(module for module in model.modules() if isinstance(module, Patches))
+def patches_of(client: Client, changed: Weights) -> tuple[Patches, Iterator[tuple[Tensor, Tensor]]]:
+    """The step ``patches`` of the client's network, and even patches of its images, at places that follow from these alone."""
+    encoder = cast("FeatureMap", client.model({**client.initial, **changed}).encoder)
+    layer = next(step for step in encoder if isinstance(step, Patches))
+
+    def found() -> Iterator[tuple[Tensor, Tensor]]:
+        for start in range(0, len(client.data), CHUNK):
+            client.check()
+            images = normalise(client.data.inputs[start : start + CHUNK])
+            places = patches.positions(images, layer.size, patches.PER_RECORD, encoder.seed)
+            rows = patches.patches_at(images, places, layer.size).flatten(0, 1)
+            yield rows, rows.new_zeros(len(rows), dtype=torch.int64)
+
+    return layer, found()
 
 
 def uncentred(client: Client, encoder: FeatureMap) -> Iterator[tuple[Tensor, Tensor]]:

@@ -139,7 +139,11 @@ def changed(server: Server, weights: Weights, but: Layer | None = None) -> Weigh
 
 
 def bounded(settings: NoisySums, layer: Layer) -> None:
-    """Refuse noise on sums of features that nothing bounds."""
+    """Refuse noise on sums of features that nothing bounds, and words on noise that would not be heeded."""
+    if settings.honest is not None and settings.trust != "secure":
+        raise FedfillError(
+            f"honest: found {settings.honest} with trust={settings.trust}; allowed with trust=secure alone"
+        )
     if settings.target_epsilon is not None and not math.isfinite(layer.radius):
         raise FedfillError(
             f"target_epsilon: found {settings.target_epsilon:g} on features that nothing bounds, so that no noise gives a guarantee; "

@@ -9,9 +9,11 @@ import math
 from typing import Annotated, Literal
 
 from pydantic import Field
+from torch import Tensor, nn
 
 from fedfill.algorithms._heads import Head
 from fedfill.algorithms._layers import Layer
+from fedfill.errors import FedfillError
 from fedfill.protocol.server import Server
 from fedfill.protocol.sums import Collected
 from fedfill.statistics.heads import LinearHead
@@ -23,7 +25,7 @@ from fedfill.tree import Weights
 class Fed3R(Head):
     """Ridge regression on one-hot labels, from the sums of z z' and z e_y' over all records, in one round.
 
-    Use it first where clients lack classes: every split gives the same model, and noise at each site costs little.
+    Use it first where clients lack classes: every split gives the same model, and many records bear noise well.
     """
 
     name = "fed3r"
@@ -34,7 +36,15 @@ class Fed3R(Head):
     """Whether each class's weights are scaled to length 1, a heuristic against uneven classes."""
 
     scale: Literal["auto"] | Annotated[float, Field(gt=0, allow_inf_nan=False)] = "auto"
-    """What the head is multiplied by, which changes no prediction: training can go on from it where its softmax is sharp enough (auto: by the spread of the scores, from the sums alone)."""
+    """What the head is multiplied by, which changes no prediction: training can go on from it where its softmax is sharp enough (auto: by the spread of the scores, from the sums alone, and 1 under noise)."""
+
+    def check_network(self, model: nn.Module, inputs: Tensor) -> None:
+        """Refuse what the noisy ridge does not have."""
+        if self.column_norm and self.target_epsilon is not None:
+            raise FedfillError(
+                "column_norm: found true with a target_epsilon, whose noise it would raise for rare classes; allowed: false"
+            )
+        super().check_network(model, inputs)
 
     def statistic(self, layer: Layer) -> Statistic:
         """G, M, and without noise N: the noisy ridge needs no counts."""
@@ -47,7 +57,9 @@ class Fed3R(Head):
             # every feature vector has the same length, so that the trace tells how many there are
             n = float(sums["gram"].trace()) / layer.radius**2
             strength = None if isinstance(self.ridge_lambda, str) else self.ridge_lambda
-            return noisy_ridge(sums["gram"], sums["moments"], n, std, strength=strength)
+            head = noisy_ridge(sums["gram"], sums["moments"], n, std, strength=strength)
+            tau = 1.0 if self.scale == "auto" else self.scale
+            return LinearHead(tau * head.weight, tau * head.bias)
         counts, spectrum = sums["counts"], Spectrum.of(sums["gram"], sums["moments"])
         n, given = float(counts.sum()), self.ridge_lambda
         if isinstance(given, str):

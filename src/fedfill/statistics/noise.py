@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, Self
+from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field
 
-from fedfill.errors import FedfillError
 from fedfill.privacy import sums as privacy
 from fedfill.statistics.sums import Statistic
 
@@ -54,12 +53,6 @@ class NoisySums(BaseModel):
     """Delta of target_epsilon."""
     honest: int | None = Field(default=None, ge=1)
     """With trust=secure: how many clients at least add their share and keep it to themselves; none: two thirds of them."""
-
-    @model_validator(mode="after")
-    def _honest_with_secure_alone(self) -> Self:
-        if self.honest is not None and self.trust != "secure":
-            raise FedfillError(f"honest: found {self.honest} with trust={self.trust}; allowed with trust=secure alone")
-        return self
 
     def noise(self, statistic: Statistic, share: float = 1.0) -> Noise | None:
         """The noise on one exchange.
