@@ -18,6 +18,7 @@ SLIPS: list[tuple[str, str, str, list[str]]] = [
     ("fed3r", "target_delta=0", "target_delta", ["0"]),
     ("fed3r", "target_delta=1", "target_delta", ["1"]),
     ("fed3r", "honest=3", "honest", ["3", "trust=secure"]),
+    ("fed3r", "honest=3 target_epsilon=1", "honest", ["3", "trust=secure"]),
     ("fed3r", "honest=0 trust=secure", "honest", ["0"]),
     ("fed3r", "ridge_lambda=-0.1", "ridge_lambda", ["-0.1"]),
     ("fed3r", "ridge_lambda=loo", "ridge_lambda", ["loo", "gcv", "evidence"]),

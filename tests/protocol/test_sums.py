@@ -274,8 +274,6 @@ def test_how_many_are_relied_on_is_fixed_before_they_are_asked() -> None:
     more = Summer(trust="secure", honest=40, target_epsilon=3.0)
     with local(more, points) as server:  # more than there are: all of them
         assert more.ask(server).replies == 4
-    with refused("honest", 3, "trust=site"):
-        Summer(honest=3)
 
 
 # The account
