@@ -212,18 +212,21 @@ def markdown(found: Reproduction) -> str:
     titles = {
         name: found.table.titles.get(name, _title(name)) for name in (*found.table.figures, "accuracy", "best_accuracy")
     }
-    heads = [f"{titles[name]}: paper | ours | difference" for name in found.table.figures]
-    others = [name for name in ("accuracy", "best_accuracy") if name not in found.table.figures]
+    compared = any(row.paper for row in found.table.rows)
+    heads = [f"{titles[name]}: paper | ours | difference" if compared else titles[name] for name in found.table.figures]
+    # without a paper nobody asks for its best round
+    others = [name for name in ("accuracy", "best_accuracy") if compared and name not in found.table.figures]
     columns = ["", *heads, *(titles[name] for name in others), "seeds", "MB up + down", "seconds", "machine"]
-    width = 1 + 3 * len(heads) + len(others) + 4
-    lines = ["| " + " | ".join(columns) + " |", "|---" * width + "|"]
+    lines = ["| " + " | ".join(columns) + " |"]
+    lines.append("|---" * (lines[0].count("|") - 1) + "|")
     for row in found.table.rows:
         runs = found.of(row)
         cells = [row.name]
         for name in found.table.figures:
             ours, paper = _mean(runs, name), row.paper.get(name)
             apart = "–" if ours is None or paper is None else _number(ours - paper, name, "+")
-            cells += ["–" if paper is None else _number(paper, name), _spread(runs, name), apart]
+            beside = ["–" if paper is None else _number(paper, name), _spread(runs, name), apart]
+            cells += beside if compared else beside[1:2]
         cells += [_spread(runs, name) for name in others]
         finished = [run for run in runs if not _diverged([run])]
         megabytes = [(run.figures["bytes_up"] + run.figures["bytes_down"]) / 1e6 for run in finished]
