@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from tests.helpers import prepare
 from tests.protocol.sums_world import BY_HAND, Points, federation_of
+from tests.protocol.world import ENGINES
 from torch import Tensor, nn
 
 from fedfill.algorithms import Algorithm
-from fedfill.engines.local import LocalEngine
 from fedfill.engines.runner import make_resident
 from fedfill.models.views import weights_of
 from fedfill.protocol.client import State
@@ -47,15 +47,15 @@ class Plane(nn.Module):
 
 def fitted(
     algorithm: Algorithm, points: Points = BY_HAND, *, model: nn.Module | None = None, rounds: int = 1, workers: int = 1,
-    seed: int = 0, after: Any = None,
+    seed: int = 0, after: Any = None, engine: str = "local",
 ) -> Server:  # fmt: skip
     """The server after the rounds of an algorithm on these points."""
     federation, model = federation_of(points), model or Plane()
     initial = weights_of(model)
     settings = algorithm.resolved(rounds=rounds, model=model, inputs=federation.test.inputs[:1])
-    engine = LocalEngine(settings, federation, model, initial, seed=seed, device=CPU, workers=workers)
+    carrier = ENGINES[engine](settings, federation, model, initial, seed, workers, None)
     server = Server(
-        engine, clients=len(points), classes=federation.classes, rounds=rounds, participation=1.0, seed=seed, initial=initial,
+        carrier, clients=len(points), classes=federation.classes, rounds=rounds, participation=1.0, seed=seed, initial=initial,
         resident=make_resident(model, CPU), sample=federation.sample,
     )  # fmt: skip
     server.state = State(settings.server_state(initial))
@@ -68,8 +68,8 @@ def fitted(
             if after is not None:
                 after(server)
     finally:
-        server.client_states = engine.states()  # type: ignore[attr-defined]
-        engine.close()
+        server.client_states = carrier.states()  # type: ignore[attr-defined]
+        carrier.close()
     return server
 
 

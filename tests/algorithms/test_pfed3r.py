@@ -12,8 +12,12 @@ from tests.algorithms.test_fed3r import images
 from tests.protocol.sums_world import Points
 
 import fedfill
+from fedfill import tree
+from fedfill.algorithms.ccvr import CCVR
 from fedfill.algorithms.fed3r import Fed3R
+from fedfill.algorithms.fedavg import FedAvg
 from fedfill.algorithms.pfed3r import PFed3R
+from fedfill.algorithms.softmax import Softmax
 
 
 def own_heads(algorithm: PFed3R, points: Points, model: Any = None) -> list[Any]:
@@ -54,6 +58,30 @@ def test_far_heads_are_the_clients_and_near_ones_the_shared_one() -> None:
     for client, own in zip(points, far, strict=True):
         z, y = records([client])
         assert np.allclose(own, np.linalg.lstsq(z, np.eye(3)[y], rcond=None)[0], atol=1e-2)
+
+
+@pytest.mark.parametrize("engine", ["ray", "flower"])
+@pytest.mark.parametrize(
+    ("algorithm", "rounds"),
+    [
+        (PFed3R(), 1), (Fed3R(target_epsilon=3.0, trust="server"), 1), (CCVR(samples=20), 1),
+        (Softmax(target_epsilon=3.0), 2), (FedAvg(head="fed3r", head_every=1, head_mode="replace", local_epochs=1), 2),
+    ],
+)  # fmt: skip
+def test_every_engine_gives_the_bits_of_one_process(algorithm: Any, rounds: int, engine: str) -> None:
+    """Also the noise, and what stays with clients."""
+    points = bundles(20, 0, 30)
+    one, other = (
+        fitted(algorithm, points, model=Plane(4, 3), rounds=rounds, workers=2, engine=e) for e in ("local", engine)
+    )
+    assert tree.sha256(one.state.weights) == tree.sha256(other.state.weights)
+    mine, theirs = ({i: s.get("own_head") for i, s in server.client_states.items()} for server in (one, other))
+    for i, head in mine.items():
+        assert (head is None) == (theirs.get(i) is None)
+        assert head is None or tree.sha256(head) == tree.sha256(theirs[i])
+    if algorithm.name != "fedavg":
+        spent = [server.ledger.account(1e-5)["total_epsilon_added"] for server in (one, other)]
+        assert spent[0] == spent[1]
 
 
 def test_who_has_no_record_keeps_the_shared_head() -> None:

@@ -91,7 +91,7 @@ def spoilt(sums: Weights, how: str) -> Weights:
 
 def federation_of(points: Points) -> Federation:
     clients = [Samples(matrix(z, points), torch.tensor(y, dtype=torch.int64)) for z, y in points]
-    members = tuple(ClientData(samples, samples[:0]) for samples in clients)
+    members = tuple(ClientData(samples, samples[:1]) for samples in clients)
     return Federation("points", members, clients[0], ("first", "second"), (), "no fingerprint")
 
 

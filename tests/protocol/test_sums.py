@@ -104,7 +104,7 @@ def test_a_reply_that_is_no_sum_is_left_out_and_named(start: Start, how: str, wh
     assert collected.replies == 2
     assert [(loss["client"], loss["handler"]) for loss in server.lost] == [(1, "sums")]
     assert why in server.lost[0]["reason"]
-    assert [("2 of 3" in text, "not in them: 1" in text) for text in server.warnings] == [(True, True)]
+    assert any("2 of 3" in text and text.endswith("not in them: 1.") for text in server.warnings)
 
 
 @pytest.mark.parametrize("how", ["infinite", "nan"])
@@ -116,6 +116,14 @@ def test_what_is_not_finite_is_left_out_under_noise_too(start: Start, how: str) 
     whole = SITE.noise(SITE.statistic)
     assert whole is not None
     assert collected.stds == pytest.approx({name: math.sqrt(2) * std for name, std in whole.stds.items()})
+
+
+def test_who_was_lost_before_in_the_round_and_answers_now_is_not_named(start: Start) -> None:
+    server, _ = start(PLAIN, federation_of(drawn(7, 4, 5)), torch.nn.Linear(2, 2))
+    PLAIN.ask(server, bad=[2], how="raises")
+    PLAIN.ask(server, bad=[1], how="raises")
+    named = [text.rsplit(": ", 1)[1] for text in server.warnings if "not in them" in text]
+    assert named == ["2.", "1."]
 
 
 def test_without_any_reply_there_is_no_sum(start: Start) -> None:
@@ -266,8 +274,6 @@ def test_how_many_are_relied_on_is_fixed_before_they_are_asked() -> None:
     more = Summer(trust="secure", honest=40, target_epsilon=3.0)
     with local(more, points) as server:  # more than there are: all of them
         assert more.ask(server).replies == 4
-    with pytest.raises(ValueError, match="honest: found 3 with trust=site"):
-        Summer(honest=3)
 
 
 # The account

@@ -74,7 +74,7 @@ class Softmax(Featured):
                 f"steps: found {self.steps}, among which the budget is divided, and {rounds} rounds; allowed: rounds or more"
             )
         checked = super().resolved(rounds=rounds, model=model, inputs=inputs)
-        return checked.model_copy(update={"steps": self.steps or rounds})
+        return checked if self.target_epsilon is None else checked.model_copy(update={"steps": self.steps or rounds})
 
     def second_moments(self, layer: Layer) -> Statistic:
         """G, and without noise N."""

@@ -36,6 +36,10 @@ def lengthen(prepared: Prepared, directory: RunDirectory, rounds: int) -> Prepar
         raise FedfillError(f"rounds: found {rounds} for {directory.path}; allowed: at least the {before} that it has")
     if rounds == before:  # also after a kill behind the last of the three writes
         return prepared
+    if prepared.algorithm.single_round:
+        raise FedfillError(
+            f"rounds: found {rounds} for {directory.path}, and {prepared.algorithm.name} takes one round; allowed: 1"
+        )
     if prepared.experiment.engine == "flower":
         raise FedfillError(
             f"rounds: found {rounds} for {directory.path}, whose hosts keep what they have for {before} rounds; allowed: those, or a new run"

@@ -141,15 +141,15 @@ def collect(
                 for name, x in joined.items()
             }
     whole = {name: privacy.unpack(x) if statistic.blocks[name].symmetric else x for name, x in joined.items()}
-    _note(server, m)
+    _note(server, replies)
     return Collected(whole, stds, m)
 
 
-def _note(server: Server, replies: int) -> None:
+def _note(server: Server, replies: Mapping[int, object]) -> None:
     """Who is not in the sum is in the record, in words too: the answer is that of the others' records."""
-    if replies < server.clients:
-        missing = sorted({loss["client"] for loss in server.lost})
+    missing = [i for i in range(server.clients) if i not in replies]
+    if missing:
         server.warn(
-            f"The sums are those of {replies} of {server.clients} clients; not in them: {', '.join(map(str, missing[:10]))}"
+            f"The sums are those of {len(replies)} of {server.clients} clients; not in them: {', '.join(map(str, missing[:10]))}"
             f"{', ...' if len(missing) > 10 else ''}."
         )
