@@ -171,8 +171,9 @@ def test_the_promise_is_kept_and_an_epsilon_that_drowns_every_class_is_a_sentenc
     options = {"data": images(), "features": "conv(10) > project(12)", "clients": 3, "client_test": 0.0}
     kept = fedfill.run("ccvr", **options, target_epsilon=30.0, samples=20, out=tmp_path).summary["privacy"]
     assert kept["total_epsilon_added"] == pytest.approx(30, rel=1e-6)
-    with refused("head", "no record"):
-        fitted(CCVR(target_epsilon=1e-3), bundles(4, 5), model=Plane(4, 3))
+    server = fitted(CCVR(target_epsilon=1e-3), bundles(4, 5), model=Plane(4, 3))
+    assert server.state.weights["classifier.weight"].equal(server.initial["classifier.weight"])  # the head of before
+    assert any("class 0, 1, 2" in sentence for sentence in server.warnings)
 
 
 def test_what_a_layer_has_to_have() -> None:

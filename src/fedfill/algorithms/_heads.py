@@ -16,7 +16,6 @@ from fedfill.algorithms._base import Algorithm
 from fedfill.algorithms._features import Featured
 from fedfill.algorithms._layers import Ask, Kept, Layer, bounded, changed, features, layer_of
 from fedfill.algorithms._values import Method, able
-from fedfill.data.samples import Samples
 from fedfill.errors import FedfillError
 from fedfill.protocol.client import BoundHandler, Client, client_handler
 from fedfill.protocol.server import Server
@@ -138,6 +137,8 @@ class Head(Featured):
             purpose=f"{self.name} sums",
         )
         self.warn_of(server, collected)
+        if collected.stds.get("counts") and not bool((sound_counts(collected) > 0).any()):
+            return weights  # nothing stands out of the noise; the warning says so
         head = self.solve(server, collected, layer, whole)
         return {**weights, **layer.holding(head, weights)}
 
@@ -155,14 +156,13 @@ class Head(Featured):
                 "no better than a guess; what helps: a larger one, more records, or trust=secure or server"
             )
 
-    def answer(self, client: Client, weights: Weights, message: Ask, data: Samples | None = None) -> Sums:
+    def answer(self, client: Client, weights: Weights, message: Ask) -> Sums:
         """A client's sums over the features of a network, in its handler.
 
         Args:
             client: Whose records they are.
             weights: Of the whole network.
             message: As received.
-            data: Records in place of the client's own.
 
         Returns:
             The reply.
@@ -206,6 +206,11 @@ class Headed(Algorithm):
         if self.personal and not self.shares_head:
             raise FedfillError(
                 f"head: found {self.head.name} with {self.name}, whose clients have last layers of their own; allowed: none"
+            )
+        if self.personal and self.head.target_epsilon is not None:
+            raise FedfillError(
+                f"target_epsilon: found {self.head.target_epsilon:g} with {self.name}, whose clients make features with layers that "
+                "their other records have trained, so that no bound holds for one record; allowed: none"
             )
         if self.head.personal and not self.personal:
             raise FedfillError(

@@ -70,7 +70,7 @@ class Layer:
         path = last_linear(model, inputs, algorithm)
         linear = model.get_submodule(path)
         assert isinstance(linear, nn.Linear | Quadratic)
-        return cls(path, linear.in_features, linear.out_features, radius(model), feature_range(model))
+        return cls(path, linear.in_features, linear.out_features, radius(model, path, inputs), feature_range(model))
 
     def held_by(self, weights: Weights) -> LinearHead:
         """The layer as it is in a network's weights."""
@@ -104,7 +104,9 @@ def features(client: Client, weights: Weights, layer: Layer, *, keep: bool = Fal
     keep = keep and layer.radius < 2.0 ** (15 - GRID)
     labels = client.data.labels
     ends = [slice(start, start + CHUNK) for start in range(0, len(labels), CHUNK)]
-    network = tree.sha256({name: x for name, x in weights.items() if not name.startswith(layer.path)}) if keep else ""
+    network = (
+        tree.sha256({name: x for name, x in weights.items() if not name.startswith(f"{layer.path}.")}) if keep else ""
+    )
     known = client.scratch.get("features", ("", []))
     if keep and known[0] == network:
         for end, z in zip(ends, known[1], strict=True):
@@ -117,9 +119,12 @@ def features(client: Client, weights: Weights, layer: Layer, *, keep: bool = Fal
         client.check()
         with torch.no_grad(), inputs_of(linear) as seen:
             model(normalise(client.data.inputs[end]))
+        z = seen[0].double()
+        if math.isfinite(layer.radius):  # the bound holds for every record that could ever come, rounding included
+            z = z * (layer.radius / z.norm(dim=1, keepdim=True).clamp(min=layer.radius))
         if keep:
-            kept.append((seen[0].double() * 2.0**GRID).trunc_().to(torch.int16))
-        yield seen[0], labels[end]
+            kept.append((z * 2.0**GRID).trunc_().to(torch.int16))
+        yield z, labels[end]
     if keep:
         client.scratch["features"] = (network, kept)
 

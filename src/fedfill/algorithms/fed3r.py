@@ -30,7 +30,7 @@ class Fed3R(Head):
 
     name = "fed3r"
 
-    ridge_lambda: Literal["gcv", "evidence"] | Annotated[float, Field(ge=0, allow_inf_nan=False)] = "gcv"
+    ridge_lambda: Literal["gcv", "evidence"] | Annotated[float, Field(ge=0, le=1e100)] = "gcv"
     """Ridge penalty: chosen by generalised cross-validation (gcv) or by the evidence (evidence), both from the sums alone, or a number. Under noise a multiple of the noise's largest eigenvalue, by rule an eighth."""
     column_norm: bool = False
     """Whether each class's weights are scaled to length 1, a heuristic against uneven classes."""
@@ -54,7 +54,7 @@ class Fed3R(Head):
         """W = (G + lambda I)^-1 M."""
         sums, std = collected.sums, collected.stds["gram"] / math.sqrt(2)
         if std:
-            # every feature vector has the same length, so that the trace tells how many there are
+            # where all feature vectors are of this length the trace tells how many there are, else fewer
             n = float(sums["gram"].trace()) / layer.radius**2
             strength = None if isinstance(self.ridge_lambda, str) else self.ridge_lambda
             head = noisy_ridge(sums["gram"], sums["moments"], n, std, strength=strength)

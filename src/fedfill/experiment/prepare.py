@@ -165,6 +165,10 @@ def prepare(
         notes += [divided] if divided else []
         federation = replace(federation, notes=(*federation.notes, *notes))
     require_parts(network, settings.needs(), kind.name)
+    if not kind.network and not any(parameter.requires_grad for parameter in network.parameters()):
+        raise FedfillError(
+            f"model: {kind.name} trains a network, and nothing in this one is to be trained; allowed: another last_layer or network"
+        )
     sample = sample_of(federation)
     rounds = 1 if kind.single_round else experiment.rounds
     if rounds != experiment.rounds:

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from fedfill.data.samples import normalise
 from fedfill.errors import FedfillError
-from fedfill.models.layers import output_of
+from fedfill.models.classifiers import Encoder
+from fedfill.models.layers import inputs_of, output_of
 from fedfill.models.quadratic import Quadratic
 from fedfill.tree import Weights
 
@@ -194,11 +195,23 @@ def feature_range(model: nn.Module) -> tuple[float, float]:
     )
 
 
-def radius(model: nn.Module) -> float:
-    """Length of the longest feature vector that a model's ``encoder`` can make; infinite where nothing bounds it."""
+def radius(model: nn.Module, layer: str, inputs: Tensor) -> float:
+    """Length of the longest feature vector that a layer can receive; infinite where nothing that is known bounds it.
+
+    Args:
+        model: In evaluation mode.
+        layer: Its path.
+        inputs: Of one sample, normalised or as bytes, ``[1, ...]``.
+
+    Returns:
+        The ``radius`` of the encoder (1 of a feature map), and the root of how many features there are behind a sigmoid; what
+        stands between the encoder and the layer has no bound.
+    """
     encoder = getattr(model, "encoder", None)
-    if getattr(model, "projection", None) is not None:
+    if isinstance(encoder, Encoder) and isinstance(encoder.activation, nn.Sigmoid):
+        bound = math.sqrt(encoder.mu.out_features)
+    elif encoder is None or not math.isfinite(bound := float(getattr(encoder, "radius", math.inf))):
         return math.inf
-    if isinstance(getattr(encoder, "activation", None), nn.Sigmoid):
-        return math.sqrt(encoder.mu.out_features)  # type: ignore[union-attr]
-    return float(getattr(encoder, "radius", math.inf))
+    with torch.no_grad(), output_of(encoder) as made, inputs_of(model.get_submodule(layer)) as received:
+        model(normalise(inputs))
+    return bound if len(made) == len(received) == 1 and torch.equal(made[0], received[0]) else math.inf

@@ -27,6 +27,8 @@ from fedfill.statistics.noise import Noise
 from fedfill.statistics.sums import Statistic, as_joined, as_sent, summed
 from fedfill.tree import Weights
 
+SCALED = "the inputs were scaled by public numbers, and not by the mean and deviation of the records themselves"
+
 
 @dataclass(frozen=True)
 class Sums(Message):
@@ -76,7 +78,7 @@ def contribute(
     Returns:
         The reply.
     """
-    sums = as_sent(statistic, summed(statistic, records))
+    sums = as_sent(statistic, {name: x.cpu() for name, x in summed(statistic, records).items()})
     factor = noise.factor(clients) if noise is not None else 0.0
     if noise is not None and factor:
         stream = client.noise(purpose)
@@ -89,7 +91,10 @@ def contribute(
     bounds, stds = statistic.bounds(), noise.stds if noise is not None else {}
     trust = "none" if noise is None else noise.trust
     honest = noise.needed(clients) if noise is not None else 1
-    client.release("sums", privacy.released(statistic.words, bounds, stds, trust, clients, honest, client.hidden))
+    # images are bytes, and each stands for itself; numbers of tables may have been scaled by what all records hold
+    scaled = () if client.data.inputs.dtype == torch.uint8 else (SCALED,)
+    release = privacy.released(statistic.words, bounds, stds, trust, clients, honest, client.hidden, scaled)
+    client.release("sums", release)
     return Sums(sums)
 
 

@@ -9,6 +9,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from fedfill.errors import FedfillError
 from fedfill.privacy import sums as privacy
 from fedfill.statistics.sums import Statistic
 
@@ -29,7 +30,9 @@ class Noise:
 
     def needed(self, clients: int) -> int:
         """How many replies the sum must have before it may be opened, of so many clients that are asked."""
-        return min(clients, self.honest or privacy.honest_default(clients)) if self.trust == "secure" else 1
+        if self.honest is not None and self.honest > clients:
+            raise FedfillError(f"honest: found {self.honest} with {clients} clients; allowed: 1 to {clients}")
+        return (self.honest or privacy.honest_default(clients)) if self.trust == "secure" else 1
 
     def factor(self, clients: int) -> float:
         """What a client multiplies the standard deviations by."""
@@ -47,7 +50,7 @@ class NoisySums(BaseModel):
 
     trust: Literal["site", "secure", "server"] = "site"
     """Who adds the noise of target_epsilon: each client all of it, so that nobody has to be trusted (site), each a share, where the server sees the sum alone (secure), or the server, which has to be trusted (server)."""
-    target_epsilon: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    target_epsilon: float | None = Field(default=None, gt=0, le=1e30)
     """Epsilon of all sums together for one record that is added or removed; none: no noise and no guarantee."""
     target_delta: float = Field(default=1e-5, ge=1e-12, lt=1)
     """Delta of target_epsilon."""
