@@ -14,6 +14,7 @@ import pytest
 import safetensors.torch
 import torch
 from PIL import Image
+from tests.helpers import refused
 
 from fedfill import tree
 from fedfill.data.division import federate
@@ -62,7 +63,7 @@ def write_tensors(path: Path, **tensors: torch.Tensor) -> Path:
     return path
 
 
-def refused(sentence: str, path: Path, form: str = "safetensors", task: Task = TASK, **options: Any) -> None:
+def unread(sentence: str, path: Path, form: str = "safetensors", task: Task = TASK, **options: Any) -> None:
     with pytest.raises(FedfillError) as caught:
         load_host(path, form, task, **options)
     assert re.search(sentence, str(caught.value)), caught.value
@@ -258,20 +259,20 @@ def test_all_parties_have_one_fingerprint_and_another_task_has_another() -> None
 
 
 @pytest.mark.parametrize(
-    ("changes", "sentence"),
+    ("changes", "facts"),
     [
-        ({"dtype": "int8"}, "dtype: found 'int8'; allowed: uint8, float32"),
-        ({"clients": 0}, "clients: found 0; allowed: a whole number of at least 1"),
-        ({"clients": "3"}, "clients: found '3'"),
-        ({"class_names": ("ant", "ant")}, r"class_names: found \['ant', 'ant'\]; allowed: two or more different names"),
-        ({"class_names": ("ant",)}, r"class_names: found \['ant'\]"),
-        ({"shape": ()}, r"shape: found \[\]; allowed: whole numbers such as \[1, 28, 28\]"),
-        ({"shape": (1, 0, 28)}, r"shape: found \[1, 0, 28\]"),
-        ({"shape": (1, 2.5)}, r"shape: found \[1, 2\.5\]"),
+        ({"dtype": "int8"}, ("'int8'", "uint8, float32")),
+        ({"clients": 0}, (0, "at least 1")),
+        ({"clients": "3"}, ("'3'",)),
+        ({"class_names": ("ant", "ant")}, ("['ant', 'ant']", "different")),
+        ({"class_names": ("ant",)}, ("['ant']", "two or more")),
+        ({"shape": ()}, ("[]", "[1, 28, 28]")),
+        ({"shape": (1, 0, 28)}, ("[1, 0, 28]",)),
+        ({"shape": (1, 2.5)}, ("[1, 2.5]",)),
     ],
 )
-def test_a_task_that_makes_no_sense(changes: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(FedfillError, match=sentence):
+def test_a_task_that_makes_no_sense(changes: dict[str, Any], facts: tuple[object, ...]) -> None:
+    with refused(*changes, *facts):
         replace(TASK, **changes)
 
 
@@ -279,35 +280,35 @@ def test_a_task_that_makes_no_sense(changes: dict[str, Any], sentence: str) -> N
 
 
 def test_an_unknown_format(tmp_path: Path) -> None:
-    refused("format: found 'parquett'; did you mean 'parquet'", tmp_path, "parquett")
-    refused("format: found 'hdf9'; allowed: images, parquet, safetensors", tmp_path, "hdf9")
+    unread("format: found 'parquett'; did you mean 'parquet'", tmp_path, "parquett")
+    unread("format: found 'hdf9'; allowed: images, parquet, safetensors", tmp_path, "hdf9")
 
 
 @pytest.mark.parametrize("form", FORMATS)
 def test_a_place_that_is_not_there(tmp_path: Path, form: str) -> None:
     missing = tmp_path / "nowhere"
-    refused(f"^data: there is no '{missing}'; it should be {re.escape(FORMATS[form])}$", missing, form)
-    refused("^test-data: there is no", missing, form, setting="test-data")
+    unread(f"^data: there is no '{missing}'; it should be {re.escape(FORMATS[form])}$", missing, form)
+    unread("^test-data: there is no", missing, form, setting="test-data")
 
 
 @pytest.mark.parametrize("form", ["parquet", "images"])
 def test_a_folder_that_holds_nothing_of_the_kind(tmp_path: Path, form: str) -> None:
     (tmp_path / "empty").mkdir()
-    refused("data 'empty'", tmp_path / "empty", form)
+    unread("data 'empty'", tmp_path / "empty", form)
     (tmp_path / "file.txt").write_text("no data")
-    refused(f"data: '.*/file.txt' is no folder; it should be {re.escape(FORMATS[form])}", tmp_path / "file.txt", form)
+    unread(f"data: '.*/file.txt' is no folder; it should be {re.escape(FORMATS[form])}", tmp_path / "file.txt", form)
 
 
 def test_a_class_that_was_not_agreed_on(tmp_path: Path) -> None:
     write_images(tmp_path / "i", pixels(3), ["ant", "beee", "ant"])
-    refused("data: '.*/i' has a class 'beee'; did you mean 'bee'", tmp_path / "i", "images")
+    unread("data: '.*/i' has a class 'beee'; did you mean 'bee'", tmp_path / "i", "images")
     write_parquet(tmp_path / "p" / "train.parquet", pixels(2), [0, 1], ["ant", "zebra"])
-    refused("data: '.*/p' has a class 'zebra'; allowed: ant, bee, cat, dog", tmp_path / "p", "parquet")
+    unread("data: '.*/p' has a class 'zebra'; allowed: ant, bee, cat, dog", tmp_path / "p", "parquet")
 
 
 def test_images_of_another_shape(tmp_path: Path) -> None:
     write_images(tmp_path, pixels(3).transpose(0, 2, 1), ["ant", "bee", "ant"])
-    refused(
+    unread(
         r"data: '.*' holds torch.uint8 samples of shape \[1, 5, 4\]; this deployment's are torch.uint8 of shape \[1, 4, 5\]",
         tmp_path, "images",
     )  # fmt: skip
@@ -315,11 +316,11 @@ def test_images_of_another_shape(tmp_path: Path) -> None:
 
 def test_safetensors_that_cannot_be_read(tmp_path: Path) -> None:
     (tmp_path / "d").write_bytes(b"nothing of the kind")
-    refused("data: '.*/d' can't be read as safetensors", tmp_path / "d")
-    refused("data: '.*' can't be read as safetensors", tmp_path)
+    unread("data: '.*/d' can't be read as safetensors", tmp_path / "d")
+    unread("data: '.*' can't be read as safetensors", tmp_path)
     good = write_tensors(tmp_path / "g", inputs=torch.zeros(2, 1, 4, 5, dtype=torch.uint8), labels=torch.arange(2))
     good.write_bytes(good.read_bytes()[:-3])
-    refused("data: '.*/g' can't be read as safetensors", good)
+    unread("data: '.*/g' can't be read as safetensors", good)
 
 
 IMAGES = torch.zeros(3, 1, 4, 5, dtype=torch.uint8)
@@ -363,14 +364,14 @@ LABELS = torch.tensor([0, 1, 3])
 )
 def test_tensors_that_do_not_fit(tmp_path: Path, tensors: dict[str, torch.Tensor], sentence: str) -> None:
     copies = {name: tensor.clone().contiguous() for name, tensor in tensors.items()}
-    refused(f"^data: .*{sentence}", write_tensors(tmp_path / "d", **copies), share=0.1)
+    unread(f"^data: .*{sentence}", write_tensors(tmp_path / "d", **copies), share=0.1)
 
 
 def test_numbers_that_are_none(tmp_path: Path) -> None:
     task = Task("numbers", 1, ("a", "b"), (2,), "float32")
     inputs = torch.tensor([[0.0, 1.0], [float("nan"), 1.0]])
     path = write_tensors(tmp_path / "d", inputs=inputs, labels=torch.arange(2))
-    refused("data: '.*/d' holds NaN or infinite values", path, task=task)
+    unread("data: '.*/d' holds NaN or infinite values", path, task=task)
 
 
 def test_a_host_writes_what_it_keeps_with_no_word_of_python(tmp_path: Path) -> None:

@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from tests.helpers import refused
 from torch import nn
 
-from tests.helpers import refused
 from fedfill.errors import FedfillError
 from fedfill.models.layers import Dropout, Gaussian, draws_from, output_of, with_streams
 from fedfill.streams import torch_stream

@@ -11,7 +11,6 @@ from tests.helpers import refused
 from torch import nn
 from torch.nn import functional
 
-from fedfill.errors import FedfillError
 from fedfill.models.layers import Dropout, draws_from
 from fedfill.models.networks import NAMES, Classifier, ModelSettings, VAEClassifier, build, choose, described
 from fedfill.models.residual import BasicBlock

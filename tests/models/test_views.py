@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
+from tests.helpers import refused
 from torch import nn
 
-from tests.helpers import refused
-from fedfill.errors import FedfillError
 from fedfill.models.views import names_by_type, normalisation, part, require_parts, rest, trainable, weights_of
 
 

@@ -20,7 +20,6 @@ from fedfill.data import sources
 from fedfill.data.federation import Federation
 from fedfill.data.samples import Samples, normalise
 from fedfill.engines.runner import make_resident
-from fedfill.errors import FedfillError
 from fedfill.experiment.loop import synthetic_images
 from fedfill.runs.directory import RunDirectory
 from fedfill.runs.pictures import image_grid

@@ -16,7 +16,6 @@ from tests.helpers import refused
 
 import fedfill
 from fedfill import tree
-from fedfill.errors import FedfillError
 from fedfill.runs.directory import RunDirectory
 
 # A process whose children kill themselves, with no chance to tidy up, at a named moment of a round; each goes on in the
