@@ -79,7 +79,7 @@ def test_each_client_gets_its_own_message(start: Start, three: Federation) -> No
 
 def test_an_unmarked_handler_is_refused(start: Start, three: Federation) -> None:
     server, _ = start(P, three)
-    with pytest.raises(ContractError, match="'unmarked'.*@client_handler"):
+    with pytest.raises(ContractError, match="'unmarked'"):
         server.call(ALL, P.unmarked, Ask())
 
 
