@@ -281,7 +281,7 @@ def test_more_wrong_arguments_of_a_program() -> None:
     with pytest.raises(ValueError, match="inf"):
         std_for(math.inf, 1.0, DELTA)
     for latent_dim, count in ((0, 5), (5, 0)):
-        with pytest.raises(ValueError, match="a coordinate and a record"):
+        with pytest.raises(ValueError, match=f"{latent_dim} and {count}"):
             mean_sensitivity(latent_dim, count)
 
 
