@@ -110,8 +110,8 @@ def of_unknown_bytes(run: Path, patch: Patch) -> None:
         (
             interrupted,
             (
-                "fedfill: stopped; finished rounds are kept, and the same command with the same --out or 'fedfill resume' "
-                "goes on from there"
+                "fedfill: stopped; finished rounds are kept, and the same command with the same --out or "
+                "'fedfill resume' goes on from there"
             ),
             "docs/runs.md",
             "A run can be stopped at any moment, and `fedfill resume RUN` ends it with the same bits.",
@@ -152,8 +152,8 @@ def of_unknown_bytes(run: Path, patch: Patch) -> None:
         (
             without_its_key,
             (
-                "noise: the key {run}.noise.key is gone, from which this run's noise came; put it back, or start in a new "
-                "folder"
+                "noise: the key {run}.noise.key is gone, from which this run's noise came; put it back, or start in "
+                "a new folder"
             ),
             "SECURITY.md",
             "Beside the server's run directory NAME lies `NAME.noise.key`",
