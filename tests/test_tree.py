@@ -207,9 +207,9 @@ def test_a_wrong_structure_is_refused(structure: str) -> None:
 
 
 def test_other_safetensors_are_refused() -> None:
-    with pytest.raises(ValueError, match="these bytes hold no tree"):
+    with pytest.raises(ValueError, match="no tree"):
         tree.from_bytes(safetensors.torch.save({"w": torch.ones(1)}))
-    with pytest.raises(ValueError, match="these bytes hold no tree"):
+    with pytest.raises(ValueError, match="no tree"):
         tree.from_bytes(SOME + b"more")
 
 

@@ -118,21 +118,23 @@ def test_classes_and_shape_of_ones_own(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "sentence"),
+    ("options", "setting", "facts"),
     [
-        ({"class_names": ["a", "b"]}, "class-names and shape: one is given and one is not"),
-        ({"shape": (1, 8, 8)}, "class-names and shape: one is given and one is not"),
-        ({"class_names": ["a", "a"], "shape": (1, 8, 8)}, "class_names: found"),
-        ({"class_names": ["a", "b"], "shape": (1, -8, 8)}, "shape: found"),
-        ({"data": "digit"}, "data: 'digit' is unknown; did you mean 'digits'"),
-        ({"name": "Clinics' 1st"}, "name: found 'Clinics' 1st'; allowed: small letters, digits and hyphens"),
-        ({"clients": 0}, "clients: found 0; allowed: at least 1"),
-        ({"learning_rat": 1}, "fedavg has no 'learning_rat'; did you mean 'learning_rate'"),
-        ({"min_replies": 4}, "min_replies: found 4; allowed: at most the clients in a round, which are 3"),
+        ({"class_names": ["a", "b"]}, "class-names and shape", ()),
+        ({"shape": (1, 8, 8)}, "class-names and shape", ()),
+        ({"class_names": ["a", "a"], "shape": (1, 8, 8)}, "class_names", ("['a', 'a']",)),
+        ({"class_names": ["a", "b"], "shape": (1, -8, 8)}, "shape", ("[1, -8, 8]",)),
+        ({"data": "digit"}, "data", ("'digit'", "'digits'")),
+        ({"name": "Clinics' 1st"}, "name", ("'Clinics' 1st'", "hyphens")),
+        ({"clients": 0}, "clients", (0, "at least 1")),
+        ({"learning_rat": 1}, "setting", ("fedavg", "'learning_rat'", "'learning_rate'")),
+        ({"min_replies": 4}, "min_replies", (4, 3)),
     ],
 )
-def test_a_slip_writes_nothing(tmp_path: Path, options: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(FedfillError, match=re.escape(sentence)):
+def test_a_slip_writes_nothing(
+    tmp_path: Path, options: dict[str, Any], setting: str, facts: tuple[object, ...]
+) -> None:
+    with refused(setting, *facts):
         init_app(tmp_path / "app", "fedavg", **options)
     assert not (tmp_path / "app").exists()
 
@@ -180,34 +182,36 @@ def test_a_network_and_an_algorithm_of_ones_own_are_part_of_the_digest(app: Path
 
 
 @pytest.mark.parametrize(
-    ("file", "before", "after", "sentence"),
+    ("file", "before", "after", "setting", "facts"),
     [
-        ("experiment.toml", "rounds = 3", "rounds = 0", "rounds: found 0; allowed: at least 1"),
-        ("experiment.toml", "rounds = 3", "round = 3", "experiment.toml: unknown name 'round'; did you mean 'rounds'"),
-        ("experiment.toml", "rounds = 3", "rounds = ", "experiment.toml is not TOML"),
-        ("experiment.toml", "clients = 2", "clients = 3", "clients: found 3 in experiment.toml and 2 in task.toml"),
-        ("experiment.toml", 'algorithm = "fedavg"', 'algorithm = "fedav"', "did you mean 'fedavg'"),
-        ("experiment.toml", __version__, "0.0.0", f"version: the app was written for fedfill 0.0.0, and this is {__version__}"),
-        ("task.toml", "clients = 2", "clients = 3", "clients: found 2 in experiment.toml and 3 in task.toml"),
-        ("task.toml", "clients = 2", "hosts = 2", "task.toml: unknown name 'hosts'; allowed: "),
-        ("task.toml", "clients = 2", "", "task.toml: name, clients, class_names and shape are needed"),
-        ("task.toml", "clients = 2", "clients = true", "clients: found True; allowed: a whole number"),
-        ("task.toml", 'dtype = "uint8"', 'dtype = "int8"', "dtype: found 'int8'; allowed: uint8, float32"),
-        ("task.toml", '    "9",', '    "8",', "class_names: found"),
-        ("task.toml", '    "9",', "    9,", "class_names: found"),
-        ("task.toml", "    1,", "    0,", "shape: found [0, 8, 8]"),
-        ("task.toml", 'name = "digits"', "name = 3", "name: found 3"),
+        ("experiment.toml", "rounds = 3", "rounds = 0", "rounds", (0, "at least 1")),
+        ("experiment.toml", "rounds = 3", "round = 3", "experiment.toml", ("'round'", "'rounds'")),
+        ("experiment.toml", "rounds = 3", "rounds = ", "config", ("experiment.toml", "not TOML")),
+        ("experiment.toml", "clients = 2", "clients = 3", "clients", ("3 in experiment.toml", "2 in task.toml")),
+        ("experiment.toml", 'algorithm = "fedavg"', 'algorithm = "fedav"', "algorithm", ("'fedav'", "'fedavg'")),
+        ("experiment.toml", __version__, "0.0.0", "version", ("0.0.0", __version__)),
+        ("task.toml", "clients = 2", "clients = 3", "clients", ("2 in experiment.toml", "3 in task.toml")),
+        ("task.toml", "clients = 2", "hosts = 2", "task.toml", ("'hosts'", "allowed: ")),
+        ("task.toml", "clients = 2", "", "task.toml", ("name, clients, class_names and shape",)),
+        ("task.toml", "clients = 2", "clients = true", "clients", (True, "a whole number")),
+        ("task.toml", 'dtype = "uint8"', 'dtype = "int8"', "dtype", ("'int8'", "uint8, float32")),
+        ("task.toml", '    "9",', '    "8",', "class_names", ("'8', '8'",)),
+        ("task.toml", '    "9",', "    9,", "class_names", ("'8', 9",)),
+        ("task.toml", "    1,", "    0,", "shape", ("[0, 8, 8]",)),
+        ("task.toml", 'name = "digits"', "name = 3", "name", (3,)),
     ],
 )  # fmt: skip
-def test_a_slip_in_an_edited_file_is_one_sentence(app: Path, file: str, before: str, after: str, sentence: str) -> None:
+def test_a_slip_in_an_edited_file_is_one_sentence(
+    app: Path, file: str, before: str, after: str, setting: str, facts: tuple[object, ...]
+) -> None:
     edit(app / PACKAGE / file, before, after)
-    with pytest.raises(FedfillError, match=re.escape(sentence)):
+    with refused(setting, *facts):
         read_app(app / PACKAGE)
 
 
 def test_a_missing_file_is_one_sentence(app: Path) -> None:
     (app / PACKAGE / "task.toml").unlink()
-    with pytest.raises(FedfillError, match=r"can't read .*task\.toml"):
+    with refused("config", "task.toml", "No such file"):
         read_app(app / PACKAGE)
 
 
@@ -272,18 +276,18 @@ def test_a_server_has_a_key_for_its_noise_beside_the_run_directory(
 
 
 @pytest.mark.parametrize(
-    ("config", "sentence"),
+    ("config", "setting", "facts"),
     [
-        ({"state_dir": "x"}, "node-config: unknown name 'state_dir'; did you mean 'state-dir'"),
-        ({"client": "0"}, "client: found '0'; allowed: a whole number"),
-        ({"client": 1.0}, "client: found 1.0; allowed: a whole number"),
-        ({"client": True}, "client: found True; allowed: a whole number"),
-        ({"data": 3}, "data: found 3; allowed: text"),
-        ({"max-message-bytes": 1.5}, "max-message-bytes: found 1.5; allowed: a whole number"),
+        ({"state_dir": "x"}, "node-config", ("'state_dir'", "'state-dir'")),
+        ({"client": "0"}, "client", ("'0'", "a whole number")),
+        ({"client": 1.0}, "client", (1.0, "a whole number")),
+        ({"client": True}, "client", (True, "a whole number")),
+        ({"data": 3}, "data", (3, "text")),
+        ({"max-message-bytes": 1.5}, "max-message-bytes", (1.5, "a whole number")),
     ],
 )
-def test_a_slip_in_a_host_s_settings(config: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(FedfillError, match=re.escape(sentence)):
+def test_a_slip_in_a_host_s_settings(config: dict[str, Any], setting: str, facts: tuple[object, ...]) -> None:
+    with refused(setting, *facts):
         programs._given(config, HOST, "node-config")
 
 
@@ -351,22 +355,22 @@ def test_a_host_of_a_rehearsal_may_take_a_part_of_a_known_data_set(
 
 
 @pytest.mark.parametrize(
-    ("config", "sentence"),
+    ("config", "setting", "facts"),
     [
-        ({}, "client: found -1; allowed: 0 to 1, given as --node-config 'client=0 data=\"...\"'"),
-        ({"client": 2}, "client: found 2; allowed: 0 to 1"),
-        ({"client": 0}, "data: this host names none; start its SuperNode with --node-config"),
-        ({"client": 0, "noise": "none"}, "noise: found 'none'; allowed: secret, seed"),
-        ({"client": 0, "data": "/nowhere"}, "data: there is no '/nowhere'; it should be a folder with train*.parquet"),
-        ({"client": 0, "data": ".", "format": "parket"}, "format: found 'parket'; did you mean 'parquet'"),
-        ({"client": 0, "device": "tpu"}, "device: found 'tpu'"),
-        ({"client": 0, "state-dir": "/dev/null/state"}, "state-dir: can't write to /dev/null/state"),
+        ({}, "client", (-1, "0 to 1", "--node-config")),
+        ({"client": 2}, "client", (2, "0 to 1")),
+        ({"client": 0}, "data", ("none", "--node-config")),
+        ({"client": 0, "noise": "none"}, "noise", ("'none'", "secret, seed")),
+        ({"client": 0, "data": "/nowhere"}, "data", ("'/nowhere'", "train*.parquet")),
+        ({"client": 0, "data": ".", "format": "parket"}, "format", ("'parket'", "'parquet'")),
+        ({"client": 0, "device": "tpu"}, "device", ("'tpu'",)),
+        ({"client": 0, "state-dir": "/dev/null/state"}, "state-dir", ("can't write", "/dev/null/state")),
     ],
 )
 def test_a_slip_of_a_host_is_one_sentence(
-    app: Path, data: dict[str, Any], config: dict[str, Any], sentence: str
+    app: Path, data: dict[str, Any], config: dict[str, Any], setting: str, facts: tuple[object, ...]
 ) -> None:
-    with pytest.raises(FedfillError, match=re.escape(sentence)) as caught:
+    with refused(setting, *facts) as caught:
         site(app, **({**data, **config} if {"device", "state-dir"} & config.keys() else config))
     assert "\n" not in str(caught.value)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,13 +13,13 @@ import pytest
 import safetensors.torch
 import torch
 from PIL import Image
+from tests.helpers import refused
 
 from fedfill import tree
 from fedfill.data.division import federate
 from fedfill.data.federation import ClientData, Federation
 from fedfill.data.samples import Samples
 from fedfill.deployment.host_data import FORMATS, Task, load_host, save_host
-from fedfill.errors import FedfillError
 
 NAMES = ("ant", "bee", "cat", "dog")
 TASK = Task("insects", 3, NAMES, (1, 4, 5))
@@ -62,10 +61,11 @@ def write_tensors(path: Path, **tensors: torch.Tensor) -> Path:
     return path
 
 
-def refused(sentence: str, path: Path, form: str = "safetensors", task: Task = TASK, **options: Any) -> None:
-    with pytest.raises(FedfillError) as caught:
+def unread(
+    path: Path, *facts: object, form: str = "safetensors", task: Task = TASK, of: str = "data", **options: Any
+) -> None:
+    with refused(of, *facts) as caught:
         load_host(path, form, task, **options)
-    assert re.search(sentence, str(caught.value)), caught.value
     assert "\n" not in str(caught.value)
 
 
@@ -258,20 +258,20 @@ def test_all_parties_have_one_fingerprint_and_another_task_has_another() -> None
 
 
 @pytest.mark.parametrize(
-    ("changes", "sentence"),
+    ("changes", "facts"),
     [
-        ({"dtype": "int8"}, "dtype: found 'int8'; allowed: uint8, float32"),
-        ({"clients": 0}, "clients: found 0; allowed: a whole number of at least 1"),
-        ({"clients": "3"}, "clients: found '3'"),
-        ({"class_names": ("ant", "ant")}, r"class_names: found \['ant', 'ant'\]; allowed: two or more different names"),
-        ({"class_names": ("ant",)}, r"class_names: found \['ant'\]"),
-        ({"shape": ()}, r"shape: found \[\]; allowed: whole numbers such as \[1, 28, 28\]"),
-        ({"shape": (1, 0, 28)}, r"shape: found \[1, 0, 28\]"),
-        ({"shape": (1, 2.5)}, r"shape: found \[1, 2\.5\]"),
+        ({"dtype": "int8"}, ("'int8'", "uint8, float32")),
+        ({"clients": 0}, (0, "at least 1")),
+        ({"clients": "3"}, ("'3'",)),
+        ({"class_names": ("ant", "ant")}, ("['ant', 'ant']", "different")),
+        ({"class_names": ("ant",)}, ("['ant']", "two or more")),
+        ({"shape": ()}, ("[]", "[1, 28, 28]")),
+        ({"shape": (1, 0, 28)}, ("[1, 0, 28]",)),
+        ({"shape": (1, 2.5)}, ("[1, 2.5]",)),
     ],
 )
-def test_a_task_that_makes_no_sense(changes: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(FedfillError, match=sentence):
+def test_a_task_that_makes_no_sense(changes: dict[str, Any], facts: tuple[object, ...]) -> None:
+    with refused(*changes, *facts):
         replace(TASK, **changes)
 
 
@@ -279,47 +279,44 @@ def test_a_task_that_makes_no_sense(changes: dict[str, Any], sentence: str) -> N
 
 
 def test_an_unknown_format(tmp_path: Path) -> None:
-    refused("format: found 'parquett'; did you mean 'parquet'", tmp_path, "parquett")
-    refused("format: found 'hdf9'; allowed: images, parquet, safetensors", tmp_path, "hdf9")
+    unread(tmp_path, "'parquett'", "'parquet'", form="parquett", of="format")
+    unread(tmp_path, "'hdf9'", "images, parquet, safetensors", form="hdf9", of="format")
 
 
 @pytest.mark.parametrize("form", FORMATS)
 def test_a_place_that_is_not_there(tmp_path: Path, form: str) -> None:
     missing = tmp_path / "nowhere"
-    refused(f"^data: there is no '{missing}'; it should be {re.escape(FORMATS[form])}$", missing, form)
-    refused("^test-data: there is no", missing, form, setting="test-data")
+    unread(missing, f"'{missing}'", FORMATS[form], form=form)
+    unread(missing, f"'{missing}'", form=form, setting="test-data", of="test-data")
 
 
 @pytest.mark.parametrize("form", ["parquet", "images"])
 def test_a_folder_that_holds_nothing_of_the_kind(tmp_path: Path, form: str) -> None:
     (tmp_path / "empty").mkdir()
-    refused("data 'empty'", tmp_path / "empty", form)
+    unread(tmp_path / "empty", form=form, of="data 'empty'")
     (tmp_path / "file.txt").write_text("no data")
-    refused(f"data: '.*/file.txt' is no folder; it should be {re.escape(FORMATS[form])}", tmp_path / "file.txt", form)
+    unread(tmp_path / "file.txt", "file.txt", "no folder", FORMATS[form], form=form)
 
 
 def test_a_class_that_was_not_agreed_on(tmp_path: Path) -> None:
     write_images(tmp_path / "i", pixels(3), ["ant", "beee", "ant"])
-    refused("data: '.*/i' has a class 'beee'; did you mean 'bee'", tmp_path / "i", "images")
+    unread(tmp_path / "i", tmp_path / "i", "'beee'", "'bee'", form="images")
     write_parquet(tmp_path / "p" / "train.parquet", pixels(2), [0, 1], ["ant", "zebra"])
-    refused("data: '.*/p' has a class 'zebra'; allowed: ant, bee, cat, dog", tmp_path / "p", "parquet")
+    unread(tmp_path / "p", tmp_path / "p", "'zebra'", "ant, bee, cat, dog", form="parquet")
 
 
 def test_images_of_another_shape(tmp_path: Path) -> None:
     write_images(tmp_path, pixels(3).transpose(0, 2, 1), ["ant", "bee", "ant"])
-    refused(
-        r"data: '.*' holds torch.uint8 samples of shape \[1, 5, 4\]; this deployment's are torch.uint8 of shape \[1, 4, 5\]",
-        tmp_path, "images",
-    )  # fmt: skip
+    unread(tmp_path, tmp_path, "torch.uint8", "[1, 5, 4]", "[1, 4, 5]", form="images")
 
 
 def test_safetensors_that_cannot_be_read(tmp_path: Path) -> None:
     (tmp_path / "d").write_bytes(b"nothing of the kind")
-    refused("data: '.*/d' can't be read as safetensors", tmp_path / "d")
-    refused("data: '.*' can't be read as safetensors", tmp_path)
+    unread(tmp_path / "d", tmp_path / "d", "read as safetensors")
+    unread(tmp_path, tmp_path, "read as safetensors")
     good = write_tensors(tmp_path / "g", inputs=torch.zeros(2, 1, 4, 5, dtype=torch.uint8), labels=torch.arange(2))
     good.write_bytes(good.read_bytes()[:-3])
-    refused("data: '.*/g' can't be read as safetensors", good)
+    unread(good, good, "read as safetensors")
 
 
 IMAGES = torch.zeros(3, 1, 4, 5, dtype=torch.uint8)
@@ -327,50 +324,50 @@ LABELS = torch.tensor([0, 1, 3])
 
 
 @pytest.mark.parametrize(
-    ("tensors", "sentence"),
+    ("tensors", "facts"),
     [
-        ({"inputs": IMAGES}, "needs both inputs and labels"),
-        ({"labels": LABELS}, "needs both inputs and labels"),
-        ({}, "needs both inputs and labels"),
-        ({"inputs": IMAGES, "labels": LABELS, "test_labels": LABELS}, "needs both test_inputs and test_labels"),
+        ({"inputs": IMAGES}, ("both inputs and labels",)),
+        ({"labels": LABELS}, ("both inputs and labels",)),
+        ({}, ("both inputs and labels",)),
+        ({"inputs": IMAGES, "labels": LABELS, "test_labels": LABELS}, ("both test_inputs and test_labels",)),
         (
             {"inputs": IMAGES, "labels": LABELS[:2]},
-            r"int64 of shape \[2\]; allowed: one int64 for each of the 3 samples",
+            ("int64 of shape [2]", "3 samples"),
         ),
-        ({"inputs": IMAGES, "labels": LABELS.int()}, r"are torch.int32 of shape \[3\]; allowed: one int64"),
-        ({"inputs": IMAGES, "labels": LABELS[:, None]}, r"of shape \[3, 1\]; allowed: one int64"),
-        ({"inputs": IMAGES[0, 0, 0, 0], "labels": LABELS}, "labels in .* allowed: one int64 for each of the 0 samples"),
-        ({"inputs": IMAGES, "labels": LABELS + 1}, "labels in .* go beyond the 4 classes"),
-        ({"inputs": IMAGES, "labels": LABELS - 1}, "labels in .* go beyond the 4 classes"),
-        ({"inputs": IMAGES.float(), "labels": LABELS}, r"holds torch.float32 samples of shape \[1, 4, 5\]"),
-        ({"inputs": IMAGES[..., :4], "labels": LABELS}, r"holds torch.uint8 samples of shape \[1, 4, 4\]"),
-        ({"inputs": IMAGES[:, 0], "labels": LABELS}, r"samples of shape \[4, 5\]"),
-        ({"inputs": IMAGES[:0], "labels": LABELS[:0]}, "holds no samples; a host needs at least one"),
+        ({"inputs": IMAGES, "labels": LABELS.int()}, ("torch.int32 of shape [3]", "one int64")),
+        ({"inputs": IMAGES, "labels": LABELS[:, None]}, ("of shape [3, 1]", "one int64")),
+        ({"inputs": IMAGES[0, 0, 0, 0], "labels": LABELS}, ("labels", "one int64", "0 samples")),
+        ({"inputs": IMAGES, "labels": LABELS + 1}, ("labels", "4 classes")),
+        ({"inputs": IMAGES, "labels": LABELS - 1}, ("labels", "4 classes")),
+        ({"inputs": IMAGES.float(), "labels": LABELS}, ("torch.float32 samples of shape [1, 4, 5]",)),
+        ({"inputs": IMAGES[..., :4], "labels": LABELS}, ("torch.uint8 samples of shape [1, 4, 4]",)),
+        ({"inputs": IMAGES[:, 0], "labels": LABELS}, ("samples of shape [4, 5]",)),
+        ({"inputs": IMAGES[:0], "labels": LABELS[:0]}, ("no samples", "at least one")),
         (
             {"inputs": IMAGES, "labels": LABELS, "test_inputs": IMAGES, "test_labels": LABELS + 9},
-            "test_labels in .* go beyond",
+            ("test_labels", "beyond"),
         ),
         (
             {"inputs": IMAGES, "labels": LABELS, "test_inputs": IMAGES[..., :4], "test_labels": LABELS},
-            r"samples of shape \[1, 4, 4\]",
+            ("samples of shape [1, 4, 4]",),
         ),
         (
             {"inputs": IMAGES, "labels": LABELS, "unlabelled_inputs": IMAGES[..., :4]},
-            r"unlabelled_inputs in '.*' holds torch.uint8 samples of shape \[1, 4, 4\]",
+            ("unlabelled_inputs", "torch.uint8 samples of shape [1, 4, 4]"),
         ),
-        ({"inputs": IMAGES, "labels": LABELS, "unlabelled_inputs": IMAGES[0, 0, 0, 0]}, r"samples of shape \[\]"),
+        ({"inputs": IMAGES, "labels": LABELS, "unlabelled_inputs": IMAGES[0, 0, 0, 0]}, ("samples of shape []",)),
     ],
 )
-def test_tensors_that_do_not_fit(tmp_path: Path, tensors: dict[str, torch.Tensor], sentence: str) -> None:
+def test_tensors_that_do_not_fit(tmp_path: Path, tensors: dict[str, torch.Tensor], facts: tuple[str, ...]) -> None:
     copies = {name: tensor.clone().contiguous() for name, tensor in tensors.items()}
-    refused(f"^data: .*{sentence}", write_tensors(tmp_path / "d", **copies), share=0.1)
+    unread(write_tensors(tmp_path / "d", **copies), *facts, share=0.1)
 
 
 def test_numbers_that_are_none(tmp_path: Path) -> None:
     task = Task("numbers", 1, ("a", "b"), (2,), "float32")
     inputs = torch.tensor([[0.0, 1.0], [float("nan"), 1.0]])
     path = write_tensors(tmp_path / "d", inputs=inputs, labels=torch.arange(2))
-    refused("data: '.*/d' holds NaN or infinite values", path, task=task)
+    unread(path, path, "NaN", task=task)
 
 
 def test_a_host_writes_what_it_keeps_with_no_word_of_python(tmp_path: Path) -> None:

@@ -15,7 +15,6 @@ from tests.helpers import refused
 
 from fedfill.deployment import commands, keys, processes, warden
 from fedfill.deployment.processes import LocalFederation, local_federation
-from fedfill.errors import FedfillError
 
 APP = {
     "pyproject.toml": """
@@ -281,9 +280,7 @@ def test_flower_keeps_to_itself_unless_asked(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_flower_that_is_not_installed_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
-    with pytest.raises(
-        FedfillError, match=r"program flower-superlink; install it with: pip install 'fedfill\[flower\]'"
-    ):
+    with refused("engine", "flower-superlink", "pip install 'fedfill[flower]'"):
         commands.program("flower-superlink")
 
 

@@ -25,7 +25,7 @@ import torch
 from filelock import FileLock, Timeout
 from tests.deployment.nodes import dismiss_node
 from tests.deployment.test_processes import finish, running, wait_until_gone
-from tests.helpers import small_federation
+from tests.helpers import refused, small_federation
 
 import fedfill
 from fedfill import tree
@@ -34,7 +34,7 @@ from fedfill.deployment.app import PACKAGE, write_app
 from fedfill.deployment.host_data import Task, save_host
 from fedfill.deployment.processes import LocalFederation, local_federation
 from fedfill.engines.flower_host import Kept
-from fedfill.errors import DivergedError, FedfillError
+from fedfill.errors import DivergedError
 from fedfill.experiment.prepare import arrange
 from fedfill.runs.directory import RunDirectory
 
@@ -68,9 +68,9 @@ def test_a_run_that_ends_while_flower_is_asked_is_finished(tmp_path: Path) -> No
 
     rehearsal._follow(directory, 0, 1, lambda record, rounds: followed.append(record["round"]), failure)
     assert followed == [1]
-    with pytest.raises(FedfillError, match="ended as"):
+    with refused("the Flower run", "'x'"):
         rehearsal._follow(RunDirectory(tmp_path / "none"), 0, 1, None, lambda: "the Flower run ended as 'x'")
-    with pytest.raises(DivergedError, match="training diverged: so"):  # by the sentence alone, from another process
+    with pytest.raises(DivergedError, match="so"):  # by the sentence alone, from another process
         rehearsal._follow(RunDirectory(tmp_path / "none"), 0, 1, None, lambda: "training diverged: so")
 
 

@@ -12,14 +12,13 @@ import torch
 from flwr.app import Error, Message
 from tests.engines.flower_world import MORE, ROUNDS, TWO, World, expected, spoilt
 from tests.engines.in_process import hosts
-from tests.helpers import CLASSES, prepare
+from tests.helpers import CLASSES, prepare, refused
 
 from fedfill import tree
 from fedfill.algorithms import Update
 from fedfill.algorithms.feddpms import Shared
 from fedfill.engines.flower import GRACE, FlowerEngine
 from fedfill.engines.flower_messages import HELLO, Answer, Hello, encode, pack, unpack
-from fedfill.errors import FedfillError
 from fedfill.protocol.client import State
 
 
@@ -94,9 +93,7 @@ def test_a_server_that_lost_more_than_a_round_is_refused(tmp_path: Path) -> None
         world.round(t)
     world.engine = world.connect(run_id=2)
     world.server = world.serve(participation=1.0)
-    with pytest.raises(
-        FedfillError, match="asks for round 2, and this client has been in round 4; what it had before is gone"
-    ):
+    with refused("min_replies", "round 2", "round 4"):
         world.round(1)
 
 
@@ -165,7 +162,7 @@ def test_a_node_that_says_nonsense_of_itself_is_refused(hello: Any, why: str, tm
     world = World("fedavg", tmp_path)
     grid = world.engine.grid
     grid.spoil = lambda message, reply: Message(pack(encode(Answer(hello))), reply_to=message)
-    with pytest.raises(FedfillError, match=r"clients: 0 of 4 hosts were there .*refused.*" + why):
+    with refused("clients", "0 of 4 hosts", "refused", why):
         FlowerEngine(
             grid, world.algorithm, clients=4, classes=CLASSES, test=world.federation.test, template=world.net,
             digest="digest", device=torch.device("cpu"), wait=0,

@@ -37,7 +37,7 @@ from fedfill.engines import ray as module
 from fedfill.engines.local import LocalEngine
 from fedfill.engines.ray import RayEngine
 from fedfill.engines.runner import make_resident
-from fedfill.errors import ContractError, FedfillError
+from fedfill.errors import ContractError
 from fedfill.models.views import weights_of
 from fedfill.protocol.client import Client, client_handler
 from fedfill.protocol.messages import Message, RemoteError
@@ -252,7 +252,7 @@ def test_a_message_to_all_is_encoded_once(start: Callable[..., World], monkeypat
 
 def test_an_error_comes_as_words_with_its_traceback(start: Callable[..., World]) -> None:
     world = start(PooledEngine, 2, workers=1)
-    with pytest.raises(ContractError, match="no client could run 'fail'") as caught:
+    with pytest.raises(ContractError, match="'fail'") as caught:
         world.server.call([0, 1], P.fail, Ask())
     cause = caught.value.__cause__
     assert isinstance(cause, RemoteError)
@@ -262,35 +262,31 @@ def test_an_error_comes_as_words_with_its_traceback(start: Callable[..., World])
     assert len(world.round(0)[1]) == 2
 
 
-@pytest.mark.parametrize(
-    ("handler", "sentence"), [(P.write_into_data, "wrote into"), (P.remember_pairs, "key of type tuple can't be sent")]
-)
-def test_what_is_not_allowed_ends_the_run(start: Callable[..., World], handler: Any, sentence: str) -> None:
+@pytest.mark.parametrize(("handler", "fact"), [(P.write_into_data, "wrote into"), (P.remember_pairs, "tuple")])
+def test_what_is_not_allowed_ends_the_run(start: Callable[..., World], handler: Any, fact: str) -> None:
     world = start(PooledEngine, 2, workers=1)
-    with pytest.raises(ContractError, match=sentence):
+    with pytest.raises(ContractError, match=fact):
         world.server.call([0, 1], handler, Ask())
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "nonsense", "ray://127.0.0.1:1"])
 def test_a_wrong_address(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
-    with pytest.raises(
-        FedfillError, match=f"^ray_address: found '{address}', and no cluster answers there .*allowed: auto"
-    ):
+    with refused("ray_address", f"'{address}'", "allowed: auto"):
         World(RayEngine, 2, address=address)
 
 
 @pytest.mark.parametrize(
-    ("options", "sentence"),
+    ("options", "facts"),
     [
-        ({"workers": 5}, "workers: found 5, and Ray has 4 CPUs"),
-        ({"gpus_per_worker": 0.5}, "gpus_per_worker: found 0.5 for 4 workers, and Ray has 0 GPUs"),
-        ({"gpus_per_worker": 1.5}, "gpus_per_worker: found 1.5; allowed: a share up to 1, or a whole number"),
+        ({"workers": 5}, (5, "4 CPUs")),
+        ({"gpus_per_worker": 0.5}, (0.5, "4 workers", "0 GPUs")),
+        ({"gpus_per_worker": 1.5}, (1.5, "up to 1", "a whole number")),
     ],
 )
-def test_more_than_there_is(options: dict[str, Any], sentence: str) -> None:
+def test_more_than_there_is(options: dict[str, Any], facts: tuple[object, ...]) -> None:
     connect()
-    with pytest.raises(FedfillError, match=sentence):
+    with refused(*options, *facts):
         World(PooledEngine, 6, **{"workers": 4, **options})
 
 
@@ -309,7 +305,7 @@ def test_what_workers_cannot_import(tmp_path: Path) -> None:
     assert spec.loader is not None
     hidden = sys.modules["hidden_module"] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(hidden)
-    with pytest.raises(FedfillError, match=r"can't load the algorithm or the model .*No module named 'hidden_module'"):
+    with refused("engine", "load", "'hidden_module'"):
         PooledEngine(hidden.Hidden(), federation(2), nn.Linear(2, 2), {}, seed=0, device=CPU, workers=1)
 
 
@@ -323,7 +319,7 @@ def test_what_cannot_be_sent_to_workers() -> None:
             with lock:
                 return Answer(None, 0, 0)
 
-    with pytest.raises(FedfillError, match=r"can't be sent to Ray's workers .*lock"):
+    with refused("engine", "sent", "lock"):
         PooledEngine(Locked(), federation(2), nn.Linear(2, 2), {}, seed=0, device=CPU, workers=1)
 
 
@@ -439,7 +435,7 @@ def test_survivors_take_over_from_what_cannot_be_started_again(
     assert world.round(0, Ask(seconds=0.1))[0] == expected[0]
     assert world.engine.workers == 1
     os.kill(pids(world)[0], signal.SIGKILL)
-    with pytest.raises(FedfillError, match=r"Ray's workers died and none could be started .*'fedfill resume'"):
+    with refused("engine", "workers died", "'fedfill resume'"):
         world.round(1)
 
 

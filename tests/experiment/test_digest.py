@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.helpers import refused
 from torch import nn
 
 import fedfill
 from fedfill.algorithms.fedavg import FedAvg
 from fedfill.algorithms.fedbn import FedBN
 from fedfill.data.division import federate
-from fedfill.errors import FedfillError
 from fedfill.experiment.digest import _programs
 from fedfill.experiment.prepare import Prepared, arrange
 from fedfill.experiment.settings import Experiment
@@ -98,7 +98,7 @@ def test_another_program_is_another_experiment(tmp_path: Path) -> None:
 
     try:
         fedfill.run(program(1), clients=2, rounds=1, local_epochs=1, out=tmp_path / "run")
-        with pytest.raises(FedfillError, match="holds another experiment"):
+        with refused("out", tmp_path / "run", "another experiment"):
             fedfill.run(program(2), clients=2, rounds=1, local_epochs=1, out=tmp_path / "run")
         nets = [
             torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10), kind())
@@ -106,7 +106,7 @@ def test_another_program_is_another_experiment(tmp_path: Path) -> None:
         ]
         nets[1].load_state_dict(nets[0].state_dict())
         fedfill.run("fedavg", model=nets[0], clients=2, rounds=1, local_epochs=1, out=tmp_path / "net")
-        with pytest.raises(FedfillError, match="holds another experiment"):
+        with refused("out", tmp_path / "net", "another experiment"):
             fedfill.run("fedavg", model=nets[1], clients=2, rounds=1, local_epochs=1, out=tmp_path / "net")
     finally:
         from fedfill.algorithms._base import _registry
@@ -114,12 +114,9 @@ def test_another_program_is_another_experiment(tmp_path: Path) -> None:
         _registry.pop("mine", None)
 
 
-@pytest.mark.parametrize(
-    ("algorithm", "sentence"),
-    [(object, "algorithm: found <class 'object'>"), (3, "algorithm: found 3"), ("nope", "unknown name 'nope'")],
-)
-def test_what_is_no_algorithm_is_refused(algorithm: Any, sentence: str) -> None:
-    with pytest.raises(FedfillError, match=sentence):
+@pytest.mark.parametrize(("algorithm", "found"), [(object, "<class 'object'>"), (3, "found 3"), ("nope", "'nope'")])
+def test_what_is_no_algorithm_is_refused(algorithm: Any, found: str) -> None:
+    with refused("algorithm", found):
         fedfill.run(algorithm, rounds=1)
 
 
@@ -129,9 +126,9 @@ def test_an_algorithm_without_a_name_of_its_own_is_refused(tmp_path: Path) -> No
     class Nameless(FedAvg):
         pass
 
-    with pytest.raises(FedfillError, match="Nameless has no name of its own"):
+    with refused("algorithm", "Nameless", "no name"):
         fedfill.run(Nameless, rounds=1, out=tmp_path / "run")
-    with pytest.raises(FedfillError, match=r"the name 'fedavg' of .*Thief is taken by FedAvg"):
+    with refused("algorithm", "'fedavg'", "Thief", "FedAvg"):
 
         class Thief(FedAvg):
             name = "fedavg"

@@ -19,7 +19,6 @@ import fedfill
 from fedfill import tree
 from fedfill.algorithms import Broadcast
 from fedfill.algorithms.fedavg import FedAvg
-from fedfill.errors import FedfillError
 from fedfill.protocol.server import Server
 from fedfill.runs.directory import RunDirectory
 from fedfill.training.evaluation import FAIRNESS
@@ -49,7 +48,7 @@ def test_full_disk_leaves_the_last_checkpoint(limit: str, whole: dict[str, fedfi
         resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
 
     try:
-        with pytest.raises(FedfillError, match=r"can't write .*File too large.*fedfill resume"):
+        with refused("out", "can't write", "File too large", f"'fedfill resume {tmp_path}'"):
             fedfill.run("fedavg", **TINY, workers=1, out=tmp_path, on_round=fill)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
@@ -72,7 +71,7 @@ def test_samples_are_drawn_where_the_algorithm_has_some(whole: dict[str, fedfill
 def test_two_processes_do_not_share_a_folder(stopped: Path) -> None:
     holder = RunDirectory(stopped)
     holder.lock()
-    with pytest.raises(FedfillError, match="another process is running in"):
+    with refused("out", "another process", stopped):
         fedfill.resume(stopped)
     holder.close()
     assert fedfill.resume(stopped).resumed_after == 1

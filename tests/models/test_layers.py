@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from tests.helpers import refused
 from torch import nn
 
 from fedfill.errors import FedfillError
@@ -161,7 +162,7 @@ def test_a_dropout_that_drops_everything_gives_zeros_or_is_refused() -> None:
 )
 def test_layers_that_draw_from_the_global_generator_are_refused(make: Callable[[], nn.Module]) -> None:
     layer = make()
-    with pytest.raises(FedfillError, match=f"the layer '1' is a {type(layer).__name__}"):
+    with refused("model", "'1'", type(layer).__name__):
         with_streams(nn.Sequential(nn.Linear(2, 2), layer))
 
 

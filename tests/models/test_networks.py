@@ -11,7 +11,6 @@ from tests.helpers import refused
 from torch import nn
 from torch.nn import functional
 
-from fedfill.errors import FedfillError
 from fedfill.models.layers import Dropout, draws_from
 from fedfill.models.networks import NAMES, Classifier, ModelSettings, VAEClassifier, build, choose, described
 from fedfill.models.residual import BasicBlock
@@ -157,7 +156,7 @@ def test_kinds() -> None:
         "decoder",
     }
     assert len(part(weights_of(make((1, 8, 8))), "classifier")) == 2
-    with pytest.raises(RuntimeError, match="no logvar head"):
+    with pytest.raises(RuntimeError, match="logvar"):
         make((1, 8, 8)).encoder.distribution(torch.zeros(1, 1, 8, 8))
 
 
@@ -228,7 +227,7 @@ ONE_SHAPE = ["cnn2bn", "cnn2fc", "cnn2fc-small", "digits6", "resnet18"]
 def test_what_networks_of_one_shape_have_not(name: str) -> None:
     with refused("latent"):
         make((1, 16, 16), name=name, latent=3)
-    with pytest.raises(FedfillError, match=f"{name} has no decoder"):
+    with refused("model", name, "decoder"):
         make((1, 16, 16), name=name, decoder=True)
 
 
@@ -297,7 +296,7 @@ def test_residual_network_is_resnet_18() -> None:
     for layer in layers(model, nn.Conv2d):
         fan_out = layer.out_channels * layer.kernel_size[0] ** 2  # type: ignore[operator, index]
         assert float(layer.weight.detach().std()) == pytest.approx(math.sqrt(2 / fan_out), rel=0.06)  # type: ignore[operator, union-attr]
-    with pytest.raises(FedfillError, match=r"multiples of 8, found shape \[3, 28, 32\]"):
+    with refused("model", "'resnet18'", "multiples of 8", "[3, 28, 32]"):
         make((3, 28, 32), name="resnet18")
 
 
@@ -366,7 +365,7 @@ def test_six_layers_for_digits() -> None:
         behind = functional.max_pool2d(model.encoder[:2](x).relu(), 3, 2, padding=1)
         assert torch.equal(model.encoder[:4](x), behind)
     assert make((1, 28, 28), name="digits6").encoder[12].in_features == 128 * 7 * 7
-    with pytest.raises(FedfillError, match=r"multiples of 4, found shape \[3, 30, 32\]"):
+    with refused("model", "'digits6'", "multiples of 4", "[3, 30, 32]"):
         make((3, 30, 32), name="digits6")
 
 

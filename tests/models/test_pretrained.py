@@ -123,43 +123,36 @@ def changed(**tensors: Tensor | None) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize(
-    ("given", "sentence"),
+    ("given", "facts"),
     [
-        (changed(bn1__bias=None), "has no 'encoder.1.bias'"),
-        (changed(extra=torch.zeros(1)), "has 'extra', which the network has not"),
-        ({**torchvisions(), "layer1.2.conv1.weight": torch.zeros(1)}, "has 'layer1.2.conv1.weight', which"),
-        ({**torchvisions(), "layer1.0.conv3.weight": torch.zeros(1)}, "has 'layer1.0.conv3.weight', which"),
-        (
-            torchvisions(7),
-            r"'conv1.weight' in .* is float32\[64, 3, 7, 7\], and the network has float32\[64, 3, 3, 3\]",
-        ),
-        (changed(bn1__bias=torch.zeros(64, dtype=torch.int64)), r"is int64\[64\]"),
-        (changed(bn1__bias=torch.full((64,), float("nan"))), "'bn1.bias' in .* holds a NaN, an infinity or"),
-        (changed(bn1__bias=torch.full((64,), 1e300, dtype=torch.float64)), "or a number beyond torch.float32"),
-        (changed(bn1__running_var=torch.full((64,), -1.0)), "'bn1.running_var' in .* holds a negative number"),
-        (changed(bn1__num_batches_tracked=torch.tensor(-1)), "'bn1.num_batches_tracked' in .* holds a negative number"),
-        (changed(bn1__num_batches_tracked=torch.tensor(1j)), r"is complex64\[\]"),
-        (changed(bn1__bias=torch.zeros(64).to(torch.float8_e4m3fn)), r"is float8_e4m3fn\[64\]"),
-        (
-            changed(bn1__bias=torch.zeros(64).to_sparse()),
-            "'bn1.bias' in .* is sparse, nested, quantized or without values",
-        ),
-        (changed(bn1__bias=torch.zeros(64, device="meta")), "'bn1.bias' in .* is sparse, nested, quantized or without"),
-        ({**torchvisions(), "encoder.1.bias": torch.zeros(64)}, "has 'bn1.bias' and 'encoder.1.bias' for one tensor"),
-        ({"state_dict": torchvisions()}, "holds 'state_dict', which is no tensor; allowed: a state dict"),
-        ([torch.zeros(1)], "holds a list; allowed: a state dict"),
-        (Unknown(), r"can't be read \(UnpicklingError\)"),
+        (changed(bn1__bias=None), ("no 'encoder.1.bias'",)),
+        (changed(extra=torch.zeros(1)), ("'extra'",)),
+        ({**torchvisions(), "layer1.2.conv1.weight": torch.zeros(1)}, ("'layer1.2.conv1.weight'",)),
+        ({**torchvisions(), "layer1.0.conv3.weight": torch.zeros(1)}, ("'layer1.0.conv3.weight'",)),
+        (torchvisions(7), ("'conv1.weight'", "float32[64, 3, 7, 7]", "float32[64, 3, 3, 3]")),
+        (changed(bn1__bias=torch.zeros(64, dtype=torch.int64)), ("int64[64]", "float32[64]")),
+        (changed(bn1__bias=torch.full((64,), float("nan"))), ("'bn1.bias'", "NaN")),
+        (changed(bn1__bias=torch.full((64,), 1e300, dtype=torch.float64)), ("'bn1.bias'", "torch.float32")),
+        (changed(bn1__running_var=torch.full((64,), -1.0)), ("'bn1.running_var'", "negative")),
+        (changed(bn1__num_batches_tracked=torch.tensor(-1)), ("'bn1.num_batches_tracked'", "negative")),
+        (changed(bn1__num_batches_tracked=torch.tensor(1j)), ("complex64[]", "int64[]")),
+        (changed(bn1__bias=torch.zeros(64).to(torch.float8_e4m3fn)), ("float8_e4m3fn[64]", "float32[64]")),
+        (changed(bn1__bias=torch.zeros(64).to_sparse()), ("'bn1.bias'", "sparse")),
+        (changed(bn1__bias=torch.zeros(64, device="meta")), ("'bn1.bias'", "without values")),
+        ({**torchvisions(), "encoder.1.bias": torch.zeros(64)}, ("'bn1.bias'", "'encoder.1.bias'", "one tensor")),
+        ({"state_dict": torchvisions()}, ("'state_dict'", "no tensor")),
+        ([torch.zeros(1)], ("a list", "a state dict")),
+        (Unknown(), ("UnpicklingError",)),
     ],
 )
-def test_what_does_not_fit_gives_a_sentence_and_leaves_the_model(given: Any, sentence: str, tmp_path: Path):
+def test_what_does_not_fit_gives_a_sentence_and_leaves_the_model(given: Any, facts: tuple[str, ...], tmp_path: Path):
     model = network()
     before = weights_of(model)
     file = str(tmp_path / "x.pt")
     torch.save(given, file)
-    with pytest.raises(FedfillError, match=sentence) as caught:
+    with refused("model.weights", file, *facts) as caught:
         load(model, file)
     assert "\n" not in str(caught.value)
-    assert str(caught.value).startswith("model.weights: ")
     assert all(torch.equal(tensor, before[name]) for name, tensor in weights_of(model).items())
 
 
@@ -170,15 +163,15 @@ def test_files_that_are_none(tmp_path: Path):
     cut.write_bytes(whole.read_bytes()[:-8])
     (tmp_path / "cut.pt").write_bytes(b"PK\x03\x04 nothing")
     (tmp_path / "folder.pt").mkdir()
-    for name, sentence in [
+    for name, fact in [
         ("cut.safetensors", "can't be read"),
         ("cut.pt", "can't be read"),
         ("folder.pt", "found no file"),
         ("none.pth", "found no file"),
-        ("weights.bin", "ends in .safetensors, .pt or .pth"),
-        (f"{'x' * 300}.pt", "can't be looked for .*too long"),
+        ("weights.bin", ".safetensors, .pt or .pth"),
+        (f"{'x' * 300}.pt", "too long"),
     ]:
-        with pytest.raises(FedfillError, match=sentence) as caught:
+        with refused("model.weights", tmp_path / name, fact) as caught:
             load(network("cnn2bn"), str(tmp_path / name))
         assert "\n" not in str(caught.value)
 
@@ -214,6 +207,6 @@ def test_an_experiment_begins_with_them_and_says_so(tmp_path: Path):
     safetensors.torch.save_file(other, file)
     with pytest.raises(FedfillError):
         fedfill.resume(tmp_path / "a")  # another start is another experiment
-    with pytest.raises(FedfillError, match="found no file"):
+    with refused("model.weights", "no file", "nowhere.pt"):
         fedfill.run("fedavg", **options, **{"model.weights": "nowhere.pt"}, out=tmp_path / "c")
     assert not (tmp_path / "c").exists()

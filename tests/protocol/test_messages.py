@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.helpers import weighted_mean
+from tests.helpers import refused, weighted_mean
 from tests.protocol.world import (
     ALL,
     Ask,
@@ -26,7 +26,7 @@ from fedfill.algorithms import Broadcast
 from fedfill.algorithms.fedavg import FedAvg
 from fedfill.data.federation import Federation
 from fedfill.data.samples import Samples
-from fedfill.errors import ContractError, FedfillError
+from fedfill.errors import ContractError
 from fedfill.models.views import weights_of
 from fedfill.protocol.client import Client, client_handler
 from fedfill.protocol.messages import Message
@@ -79,7 +79,7 @@ def test_each_client_gets_its_own_message(start: Start, three: Federation) -> No
 
 def test_an_unmarked_handler_is_refused(start: Start, three: Federation) -> None:
     server, _ = start(P, three)
-    with pytest.raises(ContractError, match="'unmarked' is not marked with @client_handler"):
+    with pytest.raises(ContractError, match="'unmarked'"):
         server.call(ALL, P.unmarked, Ask())
 
 
@@ -99,7 +99,7 @@ def test_a_reply_that_is_no_tree_is_refused(start: Start, three: Federation, wha
 
 def test_a_message_that_is_no_tree_is_refused(start: Start, three: Federation) -> None:
     server, _ = start(P, three)
-    with pytest.raises((ContractError, TypeError), match="can't be sent or stored"):
+    with pytest.raises((ContractError, TypeError), match="ndarray"):
         server.call(ALL, P.hello, Ask(named={"array": np.zeros(3)}))
 
 
@@ -217,7 +217,7 @@ def test_nonsense_is_left_out_of_the_mean(start: Start, three: Federation, what:
 
 def test_when_nobody_weighs_anything_there_is_no_mean(start: Start, three: Federation) -> None:
     server, _ = start(PP, three)
-    with pytest.raises(FedfillError, match=r"every reply to 'part' weighs nothing in 'n'"):
+    with refused("engine", "'part'", "'n'"):
         server.average(ALL, PP.part, Ask(listed=ALL, named={"what": "nothing"}), of=LIKE, by="n")
 
 

@@ -54,12 +54,12 @@ def test_all_replies_lost_raises(start: Start, three: Federation) -> None:
     with pytest.raises((ContractError, FedfillError), match=r"'fail'") as caught:
         server.call(ALL, P.fail, Ask(listed=ALL))
     if isinstance(caught.value, ContractError):
-        assert str(caught.value) == "no client could run 'fail' in round 7"
+        assert "round 7" in str(caught.value)
         assert caught.value.__cause__ is not None
         assert reason(caught.value.__cause__) == "ValueError: boom 0"
     else:
-        assert str(caught.value).startswith("min_replies: in round 7 0 of 3 clients gave a good reply to 'fail'")
-        assert "ValueError: boom 0" in str(caught.value)
+        assert str(caught.value).startswith("min_replies: ")
+        assert all(fact in str(caught.value) for fact in ("round 7", "0 of 3 clients", "ValueError: boom 0"))
     assert [loss["client"] for loss in server.lost] == ALL
 
 
@@ -73,7 +73,7 @@ def test_replies_that_are_not_finite_are_left_out_and_reported(start: Start, thr
     ]
     assert server.costs.bytes_up == 3 * 8  # they crossed nonetheless
     assert server.ledger.account()["entries"][0]["clients"] == 3
-    with pytest.raises(DivergedError, match="training diverged: in round 1"):
+    with refused("training diverged", "round 1", kind=DivergedError):
         server.call(ALL, P.nan, Ask(listed=ALL, number=number))
 
 

@@ -16,7 +16,6 @@ import torch
 from tests.helpers import refused
 
 from fedfill import __version__
-from fedfill.errors import FedfillError
 from fedfill.runs.directory import RunDirectory, noise_key, read_toml, to_json, write_atomically, writing
 from fedfill.tree import Record
 
@@ -82,7 +81,7 @@ def test_where_there_is_a_checkpoint_the_sentence_says_so(run: RunDirectory, mon
     run.write_checkpoint({"rounds": 1})
     monkeypatch.setattr(os, "fsync", full)
     for write in (lambda: run.write_checkpoint({"rounds": 2}), lambda: run.append_round({"round": 2})):
-        with pytest.raises(FedfillError, match=r"the last checkpoint is intact: .*'fedfill resume .*run'"):
+        with refused("out", "can't write", "checkpoint", f"'fedfill resume {run.path}'"):
             write()
     assert run.read_checkpoint() == {"rounds": 1}
 
@@ -94,9 +93,9 @@ def test_other_errors_pass(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), {"a": [float("-inf")]}])
 def test_json_has_no_nan(value: Any, run: RunDirectory) -> None:
-    with pytest.raises(ValueError, match="not JSON compliant"):
+    with pytest.raises(ValueError, match="JSON"):
         to_json(value)
-    with pytest.raises(ValueError, match="not JSON compliant"):
+    with pytest.raises(ValueError, match="JSON"):
         run.append_round({"round": 1, "value": value})
 
 
@@ -114,7 +113,7 @@ def test_a_checkpoint_that_is_cut_short_is_damaged(kept: int, run: RunDirectory)
     path = run.path / "checkpoint" / "state.safetensors"
     whole = path.read_bytes()
     path.write_bytes(whole[: min(kept, len(whole) - 1)])
-    with pytest.raises(FedfillError, match=r"checkpoint .* is damaged"):
+    with refused("resume", path, "damaged"):
         run.read_checkpoint()
 
 
@@ -124,12 +123,14 @@ def test_a_checkpoint_that_can_t_be_read_is_not_called_damaged(
     run.write_checkpoint({"rounds": 1, "left": Left(1)})
     with monkeypatch.context() as patch:
         patch.setattr(Path, "read_bytes", full)
-        with pytest.raises(FedfillError, match=r"can't read the checkpoint .*state\.safetensors \(No space left"):
+        with refused("resume", "state.safetensors", "No space left") as refusal:
             run.read_checkpoint()
+        assert "damaged" not in str(refusal.value)
     with monkeypatch.context() as patch:
         patch.delitem(Record._kinds, "tests.runs.test_directory.Left")
-        with pytest.raises(FedfillError, match=r"without the code that wrote it \(.*unknown kind 'tests.*\.Left'\)"):
+        with refused("resume", "state.safetensors", "'tests.runs.test_directory.Left'") as refusal:
             run.read_checkpoint()
+        assert "damaged" not in str(refusal.value)
     assert run.read_checkpoint() == {"rounds": 1, "left": Left(1)}
 
 
@@ -163,7 +164,7 @@ def test_cut_rounds(run: RunDirectory) -> None:
     assert path.stat().st_mtime_ns == before  # nothing to cut, nothing written
     assert run.cut_rounds(2) == [{"round": 1, "loss": 0.1}, {"round": 2, "loss": 0.1}]
     assert [json.loads(line)["round"] for line in path.read_text().splitlines()] == [1, 2]
-    with pytest.raises(FedfillError, match="holds 2 rounds and the checkpoint 3"):
+    with refused("resume", "rounds.jsonl", "2 rounds", "checkpoint 3"):
         run.cut_rounds(3)
     run.append_round({"round": 3, "loss": 0.2})
     assert run.rounds()[2] == {"round": 3, "loss": 0.2}
@@ -172,7 +173,7 @@ def test_cut_rounds(run: RunDirectory) -> None:
 @pytest.mark.parametrize("text", ["", "{", "[1]", "null", "\xff"])
 def test_a_damaged_summary(text: str, run: RunDirectory) -> None:
     (run.path / "summary.json").write_bytes(text.encode("latin-1"))
-    with pytest.raises(FedfillError, match=r"summary.json is damaged; remove it and resume the run"):
+    with refused("out", "summary.json", "damaged"):
         run.summary()
 
 
@@ -189,7 +190,7 @@ def test_a_damaged_experiment(text: str, run: RunDirectory) -> None:
         (lambda: run.check("abc"), "out"),
         (lambda: run.open(EXPERIMENT, "abc"), "out"),
     ):
-        with pytest.raises(FedfillError, match=rf"^{setting}: .*experiment.toml is damaged \(it has no {missing}\)"):
+        with refused(setting, "experiment.toml", f"no {missing}"):
             attempt()
     assert (run.path / "experiment.toml").read_text() == text
 
@@ -214,11 +215,10 @@ def test_a_folder_in_place_of_a_file_and_a_file_in_place_of_a_folder(name: str, 
         path.mkdir(parents=True)
     else:
         path.write_text("")
-    sentence = rf"{name} should be a {kind} and is none; remove it or choose another folder$"
-    with pytest.raises(FedfillError, match=f"^resume: .*{sentence}"):
+    with refused("resume", path, f"a {kind}"):
         run.read_experiment()
     for attempt in (lambda: run.check("abc"), lambda: run.open(EXPERIMENT, "abc")):
-        with pytest.raises(FedfillError, match=f"^out: .*{sentence}"):
+        with refused("out", path, f"a {kind}"):
             attempt()
 
 
@@ -228,7 +228,7 @@ def test_what_cannot_be_read(run: RunDirectory) -> None:
         with refused("out", "rounds.jsonl", "Is a directory"):
             attempt()
     (run.path / "summary.json").mkdir()
-    with pytest.raises(FedfillError, match=r"summary.json is damaged"):
+    with refused("out", "summary.json", "damaged"):
         run.summary()
     with refused("resume", "File name too long"):
         RunDirectory(run.path / ("x" * 300)).read_experiment()
@@ -243,10 +243,10 @@ def test_what_cannot_be_read(run: RunDirectory) -> None:
 def test_one_owner_at_a_time(run: RunDirectory) -> None:
     run.lock()
     other = RunDirectory(run.path)
-    with pytest.raises(FedfillError, match="another process is running in"):
+    with refused("out", "another process", run.path):
         other.open(EXPERIMENT, "abc")
     other.close()  # which must not let go of the owner's lock
-    with pytest.raises(FedfillError, match="another process is running in"):
+    with refused("out", "another process", run.path):
         other.lock()
     run.close()
     other.open(EXPERIMENT, "abc")
@@ -273,16 +273,16 @@ def test_a_folder_of_another_version_is_called_one(tmp_path: Path) -> None:
 
 
 def test_what_is_not_ours_is_left_alone(run: RunDirectory, tmp_path: Path) -> None:
-    with pytest.raises(FedfillError, match="holds another experiment"):
+    with refused("out", run.path, "another experiment"):
         run.open(EXPERIMENT, "other")
     file = tmp_path / "file"
     file.write_text("mine")
-    with pytest.raises(FedfillError, match="is a file"):
+    with refused("out", f"{file} is a file"):
         RunDirectory(file).open(EXPERIMENT, "abc")
     foreign = tmp_path / "foreign"
     foreign.mkdir()
     (foreign / "thesis.tex").write_text("mine")
-    with pytest.raises(FedfillError, match=r"is not empty and holds no run \(thesis.tex lies there\)"):
+    with refused("out", foreign, "no run", "thesis.tex"):
         RunDirectory(foreign).open(EXPERIMENT, "abc")
     assert [path.name for path in foreign.iterdir()] == ["thesis.tex"]
     assert file.read_text() == "mine"
@@ -297,17 +297,14 @@ def test_a_place_that_cannot_be_written(place: str, tmp_path: Path, monkeypatch:
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(
-    ("content", "sentence"),
-    [(None, r"can't read .* \(No such file"), (b"a =", "is not TOML"), (b"\xff", "is not TOML")],
-)
-def test_read_toml(content: bytes | None, sentence: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("content", "fact"), [(None, "No such file"), (b"a =", "not TOML"), (b"\xff", "not TOML")])
+def test_read_toml(content: bytes | None, fact: str, tmp_path: Path) -> None:
     path = tmp_path / "x.toml"
     if content is not None:
         path.write_bytes(content)
-    with pytest.raises(FedfillError, match=sentence):
+    with refused("config", path, fact):
         read_toml(path)
-    with pytest.raises(FedfillError, match="can't read"):
+    with refused("config", tmp_path, "Is a directory"):
         read_toml(tmp_path)
 
 

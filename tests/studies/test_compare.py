@@ -287,13 +287,13 @@ def test_seeds_of_numpy_are_seeds(tmp_path: Path) -> None:
     found = compare(["fedavg"], seeds=np.arange(2), out=tmp_path, **TINY)  # type: ignore[arg-type]
     assert found.seeds == (0, 1)
     assert {type(seed) for seed in found.seeds} == {int}
-    with pytest.raises(FedfillError, match="needs at least one algorithm and one seed"):
+    with refused("compare", "one seed"):
         compare(["fedavg"], seeds=np.arange(0), out=tmp_path, **TINY)  # type: ignore[arg-type]
 
 
 def test_a_folder_of_another_experiment_is_found_before_anything_runs(tmp_path: Path) -> None:
     fedfill.run("fedavg", **TINY, seed=1, learning_rate=0.1, out=tmp_path / "fedavg-seed1")
-    with pytest.raises(FedfillError, match="fedavg-seed1 holds another experiment"):
+    with refused("out", tmp_path / "fedavg-seed1", "another experiment"):
         compare(["fedavg"], seeds=[0, 1], out=tmp_path, **TINY)
     assert [path.name for path in tmp_path.iterdir()] == ["fedavg-seed1"]
     assert json.loads((tmp_path / "fedavg-seed1" / "summary.json").read_text())["seed"] == 1

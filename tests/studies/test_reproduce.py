@@ -279,11 +279,11 @@ def test_other_slips(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     with refused("table", "table.toml", "tabel"):
         reproduce("tabel")
     (folder / "results.json").write_text("[{}]")
-    with pytest.raises(FedfillError, match=r"results.json is damaged"):
+    with refused("table", folder / "results.json", "damaged"):
         reproduce(folder, out=tmp_path / "runs")
     (folder / "results.json").unlink()
     (folder / "README.md").write_text("no marks")
-    with pytest.raises(FedfillError, match="must hold the line"):
+    with refused("out", folder / "README.md", "written by fedfill reproduce"):
         reproduce(folder, only=["FedAvg"], seeds=[0], out=tmp_path / "runs")
 
 
