@@ -13,7 +13,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from fedfill.algorithms._base import Algorithm
-from fedfill.algorithms._layers import CHUNK, Ask, changed
+from fedfill.algorithms._layers import CHUNK, Ask, changed, within
 from fedfill.data.samples import normalise
 from fedfill.errors import FedfillError
 from fedfill.models.features import Centred, FeatureMap, default_words
@@ -175,8 +175,8 @@ def patches_of(client: Client, changed: Weights) -> tuple[Patches, Iterator[tupl
 
 
 def uncentred(client: Client, encoder: FeatureMap) -> Iterator[tuple[Tensor, Tensor]]:
-    """Features before they are centred, and labels."""
+    """Features before they are centred, of length 1 at the most, and labels."""
     for start in range(0, len(client.data), CHUNK):
         client.check()
         part = client.data[start : start + CHUNK]
-        yield encoder.before_centre(normalise(part.inputs)), part.labels
+        yield within(encoder.before_centre(normalise(part.inputs)), 1.0), part.labels

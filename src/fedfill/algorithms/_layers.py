@@ -88,6 +88,12 @@ class Layer:
         return {name: x.to(like[name]) for name, x in found.items() if name in like}
 
 
+def within(z: Tensor, radius: float) -> Tensor:
+    """Features ``[b, d]`` in float64, none longer than a finite radius: the bound of a sum holds for rounding too."""
+    z = z.double()
+    return z * (radius / z.norm(dim=1, keepdim=True).clamp(min=radius)) if math.isfinite(radius) else z
+
+
 def features(client: Client, weights: Weights, layer: Layer, *, keep: bool = False) -> Iterator[tuple[Tensor, Tensor]]:
     """What the last layer receives for each of a client's records, in evaluation mode, one pass over the data.
 
@@ -119,9 +125,7 @@ def features(client: Client, weights: Weights, layer: Layer, *, keep: bool = Fal
         client.check()
         with torch.no_grad(), inputs_of(linear) as seen:
             model(normalise(client.data.inputs[end]))
-        z = seen[0].double()
-        if math.isfinite(layer.radius):  # the bound holds for every record that could ever come, rounding included
-            z = z * (layer.radius / z.norm(dim=1, keepdim=True).clamp(min=layer.radius))
+        z = within(seen[0], layer.radius)
         if keep:
             kept.append((z * 2.0**GRID).trunc_().to(torch.int16))
         yield z, labels[end]
