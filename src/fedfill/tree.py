@@ -274,7 +274,7 @@ def _decode(node: Any, store: dict[str, Tensor]) -> Tree:
 
 
 def validated(value: Tree, kind: Any) -> None:
-    """Make sure that a tree from elsewhere is a record of a kind, with fields of their types all the way down.
+    """Make sure that a tree from elsewhere is a record of a kind, or of one that extends it, its fields of their types.
 
     Args:
         value: What arrived.
@@ -285,10 +285,11 @@ def validated(value: Tree, kind: Any) -> None:
     """
     if not isinstance(kind, type) or not issubclass(kind, Record):
         return
-    if type(value) is not kind:
+    if not isinstance(value, kind):
         raise ValueError(f"a {type(value).__name__} in place of a {kind.__name__}")
-    if not dataclasses.is_dataclass(kind):
+    if not dataclasses.is_dataclass(value):
         return
+    kind = type(value)
     try:
         _validator(kind).validate_python(value)
     except ValidationError as error:

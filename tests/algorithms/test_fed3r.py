@@ -20,6 +20,7 @@ from torch import nn
 import fedfill
 from fedfill import tree
 from fedfill.algorithms.fed3r import Fed3R
+from fedfill.streams import torch_stream
 
 ONE = {"features": "conv(12) > project(32)", "client_test": 0.0}
 
@@ -104,6 +105,89 @@ def test_a_rule_that_chose_the_end_of_its_grid_says_so() -> None:
     z = [[math.cos(k), math.sin(k)] for k in range(48)]
     server = fitted(Fed3R(ridge_lambda="evidence"), [(z, [k * k % 7 % 2 for k in range(48)])])
     assert any(text.startswith("ridge_lambda: evidence chose the highest") for text in server.warnings)
+
+
+@pytest.mark.parametrize("engine", ["local", "ray", "flower"])
+def test_leave_one_out_chooses_the_lambda_of_fewest_errors_by_refits(engine: str) -> None:
+    """Each of 60 records left out in turn, for each of 25 lambdas; a client without records takes part."""
+    points = [*bundles(25, 20, 15, d=6), ([], [])]
+    z, y = records(points)
+    grid = [float((z**2).sum()) * 10 ** (k / 3 - 8) for k in range(25)]
+    errors, squares = [], []
+    for lam in grid:
+        residuals = []
+        for i in range(60):
+            others = np.arange(60) != i
+            a, b = z[others], np.eye(3)[y[others]]
+            residuals.append(np.eye(3)[y[i]] - z[i] @ np.linalg.solve(a.T @ a + lam * np.eye(6), a.T @ b))
+        errors.append(sum(int((np.eye(3)[y] - residuals)[i].argmax() != y[i]) for i in range(60)))
+        squares.append(float((np.array(residuals) ** 2).sum()))
+    best = min(range(25), key=lambda k: (errors[k], squares[k]))
+    server = fitted(Fed3R(ridge_lambda="loo"), points, model=Plane(6, 3), engine=engine)
+    assert server.notes["ridge_lambda"] == pytest.approx(grid[best])
+    assert server.notes["error_left_out"] == pytest.approx(errors[best] / 60)
+
+
+def test_leave_one_out_is_the_same_whatever_the_split() -> None:
+    points = bundles(40, 30, 20)
+    found = {
+        tree.sha256(fitted(Fed3R(ridge_lambda="loo"), p, model=Plane(4, 3)).state.weights)
+        for p in (points, split(points, 90), split(points, 1, 0, 60, 29))
+    }
+    assert len(found) == 1
+
+
+def test_held_out_records_are_in_no_sum_and_choose_lambda() -> None:
+    """The same sums as of the other records alone, and the same choice as by trying all heads on those held out."""
+    points = bundles(40, 9, 50)
+    seen: list[Any] = []
+    algorithm = Fed3R(ridge_lambda="holdout", scale=1)
+    server = fitted(algorithm, points, model=Plane(4, 3))
+    for i, (rows, labels) in enumerate(points):
+        n = len(labels)
+        held = torch.randperm(n, generator=torch_stream(0, "held out", 0, i))[: n // 10].tolist()
+        seen.append((held, [k for k in range(n) if k not in held], rows, labels))
+    assert [len(held) for held, *_ in seen] == [4, 0, 5]
+    a = torch.tensor([rows[k] for _, kept, rows, _ in seen for k in kept], dtype=torch.float32).double()
+    y = np.array([labels[k] for _, kept, _, labels in seen for k in kept])
+    a = np.trunc(a.numpy() * 4096) / 4096
+    tried = np.array([rows[k] for held, _, rows, _ in seen for k in held])
+    truth = np.array([labels[k] for held, _, _, labels in seen for k in held])
+    best = None
+    for k in range(25):
+        lam = float((a**2).sum()) * 10 ** (k / 3 - 8)
+        w = np.linalg.solve(a.T @ a + lam * np.eye(4), a.T @ np.eye(3)[y])
+        scores = tried @ w
+        found = (int((scores.argmax(1) != truth).sum()), float(((np.eye(3)[truth] - scores) ** 2).sum()), lam, w)
+        best = found if best is None or found[:2] < best[:2] else best
+    assert best is not None
+    assert server.notes["ridge_lambda"] == pytest.approx(best[2])
+    assert server.notes["error_left_out"] == pytest.approx(best[0] / 9)
+    assert np.allclose(head_of(server)[0], best[3], atol=1e-3)
+
+
+@pytest.mark.parametrize("rule", ["loo", "holdout"])
+def test_choosing_by_errors_goes_without_noise_and_with_enough_records(rule: str) -> None:
+    with refused("ridge_lambda", rule, "target_epsilon"):
+        fitted(Fed3R(ridge_lambda=rule, target_epsilon=3.0), bundles(30, 30), model=Plane(4, 3))
+    with refused("ridge_lambda", "holdout", "10 records"):
+        fitted(Fed3R(ridge_lambda="holdout"), bundles(9, 5), model=Plane(4, 3))
+
+
+@pytest.mark.parametrize("rule", ["loo", "holdout"])
+def test_choosing_by_errors_is_a_head_like_any_other(rule: str, tmp_path: Path) -> None:
+    """With two exchanges, which are booked and counted; as a head of another algorithm, with other features each time."""
+    result = fedfill.run("fed3r", data=images(), **ONE, ridge_lambda=rule, clients=3, out=tmp_path / "one")
+    assert result.summary["accuracy"] > 0.6
+    assert 0 <= result.rounds[-1]["error_left_out"] < 0.4
+    assert len([e for e in result.summary["privacy"]["entries"] if "sums" in e["released"].lower()]) == 2
+    trained = fedfill.run(
+        "fedavg", data=images(), clients=3, client_test=0.0, rounds=2, head=f"fed3r:ridge_lambda={rule}", head_every=1,
+        out=tmp_path / "two",
+    )  # fmt: skip
+    assert trained.rounds[-1]["accuracy"] > 0.5
+    own = fedfill.run("pfed3r", data=images(), **ONE, ridge_lambda=rule, clients=3, out=tmp_path / "three")
+    assert "error_left_out" in own.rounds[-1]
 
 
 def test_a_sharper_head_says_the_same() -> None:

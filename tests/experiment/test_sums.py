@@ -44,6 +44,16 @@ def test_one_round_is_run_whatever_was_asked_for(name: str, tmp_path: Path) -> N
     assert not any(note.startswith("rounds:") for note in again.summary["notes"])
 
 
+def test_settings_of_a_training_that_is_none_are_noted(tmp_path: Path) -> None:
+    """As a comparison gives them to all; those as they come are not."""
+    notes = prepared("fed3r", local_epochs=2, batch_size=8, optimizer="adam").federation.notes
+    assert [note for note in notes if "trains no network" in note] == [
+        "local_epochs, batch_size: fed3r trains no network, and does not read these."
+    ]
+    assert not any("trains no network" in note for note in prepared("fed3r").federation.notes)
+    assert not any("trains no network" in note for note in prepared("fedavg", local_epochs=2).federation.notes)
+
+
 def test_a_finished_one_takes_no_more_rounds(tmp_path: Path) -> None:
     fedfill.run("fed3r", **SMALL, **ONE, out=tmp_path)
     assert fedfill.resume(tmp_path).was_finished

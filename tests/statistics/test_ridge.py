@@ -13,7 +13,7 @@ from scipy.stats import multivariate_normal
 from sklearn.linear_model import Ridge
 from tests.helpers import refused
 
-from fedfill.statistics.ridge import Spectrum, choose_lambda, noisy_ridge, ridge
+from fedfill.statistics.ridge import Spectrum, choose_lambda, leave_one_out, noisy_ridge, ridge
 from fedfill.statistics.spectral_noise import clipped, dimension_for, noise_edge, shrunk
 
 Z = torch.tensor([[1, 0], [0.6, 0.8], [0, 1], [0.8, 0.6], [0.8, -0.6]], dtype=torch.float64)
@@ -130,6 +130,20 @@ def test_leave_one_out_is_no_function_of_the_sums():
     assert exact == pytest.approx([7.903061, 7.36], abs=6e-7)
 
 
+@pytest.mark.parametrize(("lam", "exact"), [(0.1, 2.377303), (1.0, 2.459725), (10.0, 4.165731)])
+def test_leaving_one_out_is_five_refits(lam: float, exact: float) -> None:
+    squares, wrong = leave_one_out(Spectrum.of(G, M), lam, Z, Y)
+    assert float(squares.sum()) == pytest.approx(exact, abs=6e-7)
+    for i in range(5):
+        others = torch.arange(5) != i
+        gram, moments, _ = sums_of(Z[others], Y[others], 2)
+        scores = ridge(gram, moments, lam).scores(Z[i : i + 1])[0]
+        target = torch.eye(2, dtype=torch.float64)[Y[i]]
+        assert float(squares[i]) == pytest.approx(float(((target - scores) ** 2).sum()), abs=1e-9)
+        assert bool(wrong[i]) == (int(scores.argmax()) != int(Y[i]))
+    assert int(wrong.sum()) == 2
+
+
 def test_merging_as_afl_does_gives_the_same_as_summing():
     eye = torch.eye(2, dtype=torch.float64)
     parts = [sums_of(Z[own], Y[own], 2) for own in (A, B)]
@@ -158,7 +172,7 @@ def test_the_rules_choose_the_best_of_the_example():
     for rule in ("gcv", "evidence"):
         choice = choose_lambda(spectrum, 5, rule, [10, 0.1, 1])
         assert (choice.lam, choice.end, choice.grid) == (1, None, (0.1, 1, 10))
-    assert choice.scores == pytest.approx((4.534876, 5.294579, 3.916683), abs=6e-7)
+    assert choice.scores == pytest.approx((-4.534876, -5.294579, -3.916683), abs=6e-7)  # the least is the best
 
 
 def test_the_grid_reaches_from_a_hundred_millionth_of_n_to_n():

@@ -6,6 +6,7 @@ an algorithm that trains one global model fits its last layer anew (`fedfill.alg
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import ClassVar, Literal, Self
 
 import torch
@@ -124,23 +125,21 @@ class Head(Featured):
         Returns:
             The weights, those of the last layer new.
         """
-        whole = {**server.initial, **weights}
-        layer = layer_of(server, weights, self.name)
-        statistic = self.statistic(layer)
-        message = Ask(changed(server, weights), server.clients)
-        collected = collect(
-            server,
-            handler,
-            message,
-            statistic,
-            self.noise(statistic, self.left / self.releases),
-            purpose=f"{self.name} sums",
-        )
-        self.warn_of(server, collected)
+        layer, collected = self.ask(server, weights, handler)
         if collected.stds.get("counts") and not bool((sound_counts(collected) > 0).any()):
             return weights  # nothing stands out of the noise; the warning says so
-        head = self.solve(server, collected, layer, whole)
+        head = self.solve(server, collected, layer, {**server.initial, **weights})
         return {**weights, **layer.holding(head, weights)}
+
+    def ask(self, server: Server, weights: Weights, handler: BoundHandler) -> tuple[Layer, Collected]:
+        """The layer that is fitted, and the sums over all clients, with a warning of what is wrong with them."""
+        layer = layer_of(server, weights, self.name)
+        statistic = self.statistic(layer)
+        noise = self.noise(statistic, self.left / self.releases)
+        message = Ask(changed(server, weights), server.clients)
+        collected = collect(server, handler, message, statistic, noise, purpose=f"{self.name} sums")
+        self.warn_of(server, collected)
+        return layer, collected
 
     def warn_of(self, server: Server, collected: Collected) -> None:
         """Say which classes nobody holds, and where the noise drowns what the records add."""
@@ -169,15 +168,18 @@ class Head(Featured):
         """
         layer = Layer.of(client.model(weights), client.blank, self.name)
         statistic = self.statistic(layer)
-        records = features(client, weights, layer)
         return contribute(
             client,
             statistic,
-            records,
+            self.records(client, weights, layer),
             self.noise(statistic, self.left / self.releases),
             message.clients,
             purpose=f"{self.name} sums",
         )
+
+    def records(self, client: Client, weights: Weights, layer: Layer) -> Iterator[tuple[Tensor, Tensor]]:
+        """Those that are summed: chunks of features ``[b, d]`` and labels ``[b]``."""
+        return features(client, weights, layer)
 
 
 class Headed(Algorithm):

@@ -174,6 +174,14 @@ def prepare(
     if rounds != experiment.rounds:
         note = f"rounds: {kind.name} takes one round, and no more are run."
         federation = replace(federation, notes=(*federation.notes, note))
+    idle = [
+        name
+        for name, info in Algorithm.model_fields.items()
+        if kind.network and getattr(settings, name) != info.default
+    ]
+    if idle:
+        note = f"{', '.join(idle)}: {kind.name} trains no network, and does not read {'this' if len(idle) == 1 else 'these'}."
+        federation = replace(federation, notes=(*federation.notes, note))
     settings = settings.resolved(rounds=rounds, model=network, inputs=sample)
     spare = (1 if kind.pooled else cohort) - experiment.min_replies
     federation = with_lone_samples_noted(network, federation, settings, sample, spare)

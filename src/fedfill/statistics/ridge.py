@@ -3,8 +3,8 @@
 W = (G + lambda I)^-1 M has no intercept. It is Fed3R's head (Fanì et al., "Accelerating Heterogeneous Federated
 Learning with Closed-form Classifiers", ICML 2024) and, as sums add up, AFL's (He et al., "AFL: A Single-Round Analytic
 Approach for Federated Learning with Pre-trained Models", CVPR 2025). Lambda is chosen without any record by
-generalised cross-validation (Golub, Heath and Wahba 1979) or by the evidence (MacKay 1992). Exact leave-one-out is not
-here: two data sets with equal sums can differ in it.
+generalised cross-validation (Golub, Heath and Wahba 1979) or by the evidence (MacKay 1992). Two data sets with equal
+sums can differ in their leave-one-out errors, so these are sums of their own, once the first are known.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from torch import Tensor
 from fedfill.errors import FedfillError
 from fedfill.statistics.heads import LinearHead, allowed, cholesky, linear, rounding, singular, sums
 from fedfill.statistics.spectral_noise import clipped, noise_edge, shrunk
+from fedfill.statistics.sums import one_hot
 
 FLOOR = 1e-7
 """What is added to lambda under noise, in shares of n, so that the solution stays finite where the noise ends."""
@@ -179,7 +180,7 @@ class Choice:
     Attributes:
         lam: Lambda.
         grid: All that were tried, ascending.
-        scores: Of each, as the rule has it: `Spectrum.gcv` or `Spectrum.evidence`.
+        scores: Of each, the smaller the better.
         end: Which end of the grid was chosen, None where neither: beyond it there may be a better one.
     """
 
@@ -188,21 +189,27 @@ class Choice:
     scores: tuple[float, ...]
     end: Literal["lowest", "highest"] | None
 
+    @classmethod
+    def least(cls, grid: Sequence[float], scores: Sequence[float]) -> Choice:
+        """The lambda of the least score, the smaller one on a tie."""
+        best = min(range(len(grid)), key=scores.__getitem__)
+        end: Literal["lowest", "highest"] | None = (
+            "lowest" if best == 0 else "highest" if best == len(grid) - 1 else None
+        )
+        return cls(grid[best], tuple(grid), tuple(scores), end)
 
-def choose_lambda(
-    spectrum: Spectrum, n: float, rule: Literal["gcv", "evidence"] = "gcv", grid: Sequence[float] | None = None
-) -> Choice:
-    """The best lambda of a grid, from exact sums alone.
+
+def lambdas(spectrum: Spectrum, n: float, grid: Sequence[float] | None = None) -> tuple[float, ...]:
+    """What a rule tries.
 
     Args:
         spectrum: Of sums without noise.
         n: Records.
-        rule: Least generalised cross-validation, too small a lambda where records are repeated, or most evidence.
-        grid: More than 0 each; those too small for a singular G are left out; none: 25 from 1e-8 to 1
-            times the trace of G, which is n for features of length 1, evenly on a log scale.
+        grid: More than 0 each; none: 25 from 1e-8 to 1 times the trace of G, which is n for features of length 1, evenly
+            on a log scale.
 
     Returns:
-        The choice, the smaller lambda on a tie.
+        Those for which G + lambda I is not singular, ascending.
 
     Raises:
         FedfillError: Where there is no record, or lambda is not more than 0.
@@ -217,10 +224,52 @@ def choose_lambda(
     tried = tuple(lam for lam in sorted(grid) if spectrum.solvable(lam))
     if not tried:
         raise singular(max(grid))
-    scores = tuple(spectrum.gcv(lam, n) if rule == "gcv" else spectrum.evidence(lam, n) for lam in tried)
-    best = scores.index(min(scores) if rule == "gcv" else max(scores))
-    end: Literal["lowest", "highest"] | None = "lowest" if best == 0 else "highest" if best == len(tried) - 1 else None
-    return Choice(tried[best], tried, scores, end)
+    return tried
+
+
+def choose_lambda(
+    spectrum: Spectrum, n: float, rule: Literal["gcv", "evidence"] = "gcv", grid: Sequence[float] | None = None
+) -> Choice:
+    """The best lambda of a grid, from exact sums alone.
+
+    Args:
+        spectrum: Of sums without noise.
+        n: Records.
+        rule: Least generalised cross-validation, too small a lambda where records are repeated, or most evidence.
+        grid: As in `lambdas`.
+
+    Returns:
+        The choice, the smaller lambda on a tie.
+
+    Raises:
+        FedfillError: As in `lambdas`.
+    """
+    tried = lambdas(spectrum, n, grid)
+    return Choice.least(tried, [spectrum.gcv(lam, n) if rule == "gcv" else -spectrum.evidence(lam, n) for lam in tried])
+
+
+def leave_one_out(spectrum: Spectrum, lam: float, z: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """How the heads do that are each fitted without one of the records, of those that made the sums; exact.
+
+    With h the leverage of a record, z'(G + lambda I)^-1 z, and r the residual of the head of all records, the head without
+    it has the residual r / (1 - h).
+
+    Args:
+        spectrum: Of sums without noise, over these records and others.
+        lam: Lambda, more than 0.
+        z: Features, ``[b, d]`` float64.
+        labels: ``[b]``.
+
+    Returns:
+        The squared length of each record's residual over all classes, and whether its class is not the first of the
+        largest scores; ``[b]`` each.
+    """
+    rotated = z @ spectrum.vectors
+    spread = rotated / (spectrum.values + lam)
+    leverage = (rotated * spread).sum(1)
+    targets = one_hot(labels, spectrum.projected.shape[1])
+    residuals = (targets - spread @ spectrum.projected) / (1 - leverage)[:, None]
+    return residuals.square().sum(1), (targets - residuals).argmax(1) != labels
 
 
 def _head(weight: Tensor, counts: Tensor | None, column_norm: bool) -> LinearHead:

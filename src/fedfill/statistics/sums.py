@@ -28,7 +28,8 @@ GRID = 12
 """Bits behind the point of a coordinate that is summed."""
 FINE = 2.0**8
 """Length of the longest feature vector up to which sums are whole numbers; features without a bound are summed as they are."""
-_NO_BOUND = 1e30  # stands for an infinite radius in bounds that no noise will ever use
+NO_BOUND = 1e30
+"""Stands for an infinite radius in bounds that no noise will ever use."""
 LARGEST = 2**28
 """Numbers of a statistic at the most: 2 GiB in float64."""
 Add = Callable[[Weights, Tensor, Tensor], None]
@@ -166,7 +167,7 @@ def class_moments(
     Raises:
         FedfillError: Where the sums would not fit into memory.
     """
-    bounded = min(radius, _NO_BOUND)
+    bounded = min(radius, NO_BOUND)
     once, twice = (GRID, 2 * GRID) if radius <= FINE else (None, None)
     blocks: dict[str, Block] = {}
     if moments:
@@ -219,7 +220,7 @@ def require_memory(d: int, blocks: Mapping[str, Block]) -> None:
 def plain_sum(d: int, *, radius: float = 1.0) -> Statistic:
     """The sum of the feature vectors, ``sum`` ``[d]``, and how many there are, ``records`` ``[1]``: the parts of their mean."""
     blocks = {
-        "sum": Block((d,), privacy.other(min(radius, _NO_BOUND), d), bits=GRID if radius <= FINE else None),
+        "sum": Block((d,), privacy.other(min(radius, NO_BOUND), d), bits=GRID if radius <= FINE else None),
         "records": Block((1,), privacy.counts(1), bits=0),
     }
 
