@@ -1,0 +1,186 @@
+"""FedGauss: images of each class drawn from one Gaussian of its lowest frequencies, in one round from sums; ours.
+
+See ``docs/algorithms/fedgauss.md``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal, Self
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from fedfill.algorithms._from_synthetic import FromSynthetic
+from fedfill.algorithms._heads import sound_counts
+from fedfill.algorithms._layers import CHUNK
+from fedfill.data.samples import Samples
+from fedfill.errors import FedfillError
+from fedfill.protocol.client import Client, client_handler
+from fedfill.protocol.messages import Message
+from fedfill.protocol.server import Server
+from fedfill.protocol.sums import Collected, Sums, collect, contribute
+from fedfill.statistics.calibration import ClassGaussians
+from fedfill.statistics.noise import NoisySums
+from fedfill.statistics.spectral_noise import noise_edge
+from fedfill.statistics.sums import Statistic, class_moments
+from fedfill.synthesis.image_gaussians import Frequencies, denoised, drawn_images
+from fedfill.tree import Tree, Weights
+
+COUNTS_SHARE = 0.02
+"""Of the privacy budget, for the number of records of each class."""
+COARSE = 0.02
+"""Edge of the noise in a class's covariance, for vectors of length 1, from which on all classes share one."""
+
+
+@dataclass(frozen=True)
+class AskCounts(Message):
+    """Server to client: the request for the number of records of each class, with the number of clients."""
+
+    clients: int
+
+
+@dataclass(frozen=True)
+class AskMoments(Message):
+    """Server to client: the request for moments.
+
+    Attributes:
+        clients: How many clients are asked.
+        by_class: Whether second moments are wanted of each class, or of all together.
+        frequencies: Share of the frequencies along each side.
+    """
+
+    clients: int
+    by_class: bool
+    frequencies: float
+
+
+class FedGauss(NoisySums, FromSynthetic):
+    """Synthetic images from class means and covariances of the lowest frequencies, which are sums over all clients.
+
+    Use it where images themselves are wanted, with a guarantee for every record; for a classifier alone fed3r is better.
+    """
+
+    name = "fedgauss"
+
+    covariance: Literal["class", "shared"] | None = None
+    """Whether each class has a covariance of its own, or all share one; none: one for each class, but where noise would drown it."""
+    frequencies: float | None = Field(default=None, gt=0, le=1)
+    """Share of the lowest frequencies, along each side of an image, that are kept; none: 5/7, and half of them with one covariance for all."""
+    radius: float | None = Field(default=None, gt=0, le=1)
+    """Length to which an image is shortened before it is summed, in shares of a white image's; none: 1 without noise, 0.45 under noise."""
+
+    def resolved(self, *, rounds: int, model: nn.Module, inputs: Tensor) -> Self:
+        """Refuse what is no image, and fix the length."""
+        if inputs.dtype != torch.uint8 or inputs.dim() != 4:
+            raise FedfillError(
+                f"data: {self.name} makes images, found {str(inputs.dtype).removeprefix('torch.')} inputs of shape {list(inputs.shape[1:])}; "
+                "allowed: images of whole numbers in 0..255"
+            )
+        if self.honest is not None and self.trust != "secure":
+            raise FedfillError(f"honest: found {self.honest} with trust={self.trust}; allowed with trust=secure alone")
+        if self.trust != "site" and self.target_epsilon is None:
+            raise FedfillError(
+                f"trust: found {self.trust} without a target_epsilon, so that there is no noise to be added; allowed with one"
+            )
+        checked = super().resolved(rounds=rounds, model=model, inputs=inputs)
+        radius = self.radius or (1.0 if self.target_epsilon is None else 0.45)
+        return checked.model_copy(update={"radius": radius})
+
+    def server_state(self, initial: Weights) -> dict[str, Tree]:
+        """The classifier, the Gaussians, and the share of frequencies that they are of."""
+        return {**super().server_state(initial), "gaussians": None, "kept": 0.0}
+
+    def round(self, server: Server, t: int) -> None:
+        """Counts, then moments, then images, then the classifier."""
+        counts = self.counts(server)
+        if bool((counts > 0).any()):  # else nothing stands out of the noise, and a warning has said so
+            self.moments(server, counts)
+            self.train_classifier(server, t)
+
+    def counts(self, server: Server) -> Tensor:
+        """How many records each class has, ``[C]``; 0 where that can't be told from noise."""
+        statistic = class_moments(1, server.classes, moments=False, gram=False)
+        noise = self.noise(statistic, COUNTS_SHARE)
+        found = collect(server, self.count, AskCounts(server.clients), statistic, noise, purpose="counts")
+        counts = sound_counts(found)
+        if absent := (counts <= 0).nonzero().flatten().tolist():
+            server.warn(
+                f"No client holds class {', '.join(map(str, absent[:10]))}{', ...' if len(absent) > 10 else ''}"
+                f"{' in numbers that stand out of the noise' if self.target_epsilon else ''}, so that there are no images of it."
+            )
+        return counts
+
+    @client_handler
+    def count(self, client: Client, message: AskCounts) -> Sums:
+        """How many records of each class the client has."""
+        statistic = class_moments(1, client.classes, moments=False, gram=False)
+        labels = client.data.labels
+        records = [(torch.zeros(len(labels), 1, dtype=torch.float64), labels)]
+        noise = self.noise(statistic, COUNTS_SHARE)
+        return contribute(client, statistic, records, noise, message.clients, purpose="counts")
+
+    def moments(self, server: Server, counts: Tensor) -> None:
+        """A Gaussian for each class, of all clients' records."""
+        by_class, kept = self.plan(server, counts)
+        statistic = self.statistic(tuple(server.sample.inputs.shape[1:]), server.classes, by_class, kept)
+        message = AskMoments(server.clients, by_class, kept)
+        noise = self.noise(statistic, 1 - COUNTS_SHARE)
+        found: Collected = collect(server, self.moment_sums, message, statistic, noise, purpose="moments")
+        std = max(found.stds.get(name, 0.0) for name in ("gram", "class_grams")) / math.sqrt(2)
+        gaussians = denoised(found.sums, counts, std)
+        server.state.gaussians = {name: x.float() for name, x in vars(gaussians).items()}
+        server.state.kept = kept
+        server.note(covariance="class" if by_class else "shared", frequencies=kept)
+
+    def plan(self, server: Server, counts: Tensor) -> tuple[bool, float]:
+        """Whether classes have covariances of their own, and the share of frequencies, from what is public by now."""
+        shape, fine = tuple(server.sample.inputs.shape[1:]), self.frequencies or 5 / 7
+        statistic = self.statistic(shape, server.classes, True, fine)
+        noise = self.noise(statistic, 1 - COUNTS_SHARE)
+        by_class = self.covariance != "shared"
+        if self.covariance is None and noise is not None:
+            std = noise.stds["class_grams"] * noise.in_the_sum(server.clients, server.clients) / math.sqrt(2)
+            edge = noise_edge(std, statistic.blocks["moments"].shape[0])
+            by_class = edge / float(counts[counts > 0].mean()) <= COARSE
+        return by_class, self.frequencies or (5 / 7 if by_class else 1 / 2)
+
+    def statistic(self, shape: tuple[int, ...], classes: int, by_class: bool, kept: float) -> Statistic:
+        """M, and the second moments of each class or of all."""
+        d = self.vectors(shape, kept).numbers
+        return class_moments(d, classes, counts=False, gram=not by_class, by_class=by_class)
+
+    def vectors(self, shape: tuple[int, ...], kept: float) -> Frequencies:
+        """What an image is taken as."""
+        return Frequencies.of(shape, kept, self.radius or 1.0)
+
+    @client_handler
+    def moment_sums(self, client: Client, message: AskMoments) -> Sums:
+        """First and second moments of the client's images."""
+        shape = tuple(client.data.inputs.shape[1:])
+        statistic = self.statistic(shape, client.classes, message.by_class, message.frequencies)
+        noise = self.noise(statistic, 1 - COUNTS_SHARE)
+        records = self.records(client, self.vectors(shape, message.frequencies))
+        return contribute(client, statistic, records, noise, message.clients, purpose="moments")
+
+    def records(self, client: Client, frequencies: Frequencies) -> Iterator[tuple[Tensor, Tensor]]:
+        """Vectors ``[b, d]`` and labels."""
+        for start in range(0, len(client.data), CHUNK):
+            client.check()
+            part = client.data[start : start + CHUNK]
+            yield frequencies.vectors(part.inputs), part.labels
+
+    def synthetic(self, server: Server, per_class: int | None = None) -> Samples | None:
+        """New images; none where the noise has left nothing."""
+        return None if server.state.gaussians is None else super().synthetic(server, per_class)
+
+    def synthesise(self, server: Server, per_class: int) -> Samples:
+        """Draws from the Gaussians, as images."""
+        kept: Any = server.state.gaussians
+        gaussians = ClassGaussians(**{name: x.double().cpu() for name, x in kept.items()})
+        frequencies = self.vectors(tuple(server.sample.inputs.shape[1:]), server.state.kept)
+        drawn = drawn_images(gaussians, frequencies, per_class, lambda c: server.stream(f"images of class {c}"))
+        return drawn.to(server.sample.inputs.device)
