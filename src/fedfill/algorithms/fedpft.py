@@ -1,0 +1,191 @@
+"""FedPFT: Beitollahi et al., "Parametric Feature Transfer: One-shot Federated Learning with Foundation Models", 2024.
+
+See ``docs/algorithms/fedpft.md``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, Self
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from fedfill.algorithms._features import Featured
+from fedfill.algorithms._heads import sound_counts
+from fedfill.algorithms._layers import Ask, Layer, bounded, changed, features, layer_of
+from fedfill.data.samples import Samples
+from fedfill.errors import FedfillError
+from fedfill.models.features import FeatureMap, default_words
+from fedfill.privacy.releases import unbounded
+from fedfill.protocol.client import Client, client_handler
+from fedfill.protocol.messages import Message
+from fedfill.protocol.server import Server
+from fedfill.protocol.sums import Sums, collect, contribute
+from fedfill.statistics.calibration import noisy_class_gaussians, train_on_samples
+from fedfill.statistics.heads import LinearHead
+from fedfill.statistics.mixtures import Mixture, draw_from, fit_mixtures
+from fedfill.statistics.sums import Statistic, class_moments
+from fedfill.tree import Tree, Weights
+
+FITTED = unbounded("mixtures fitted to features, sent as they are")
+
+
+@dataclass(frozen=True)
+class Mixtures(Message):
+    """Client to server: a mixture of Gaussians for each of its classes.
+
+    Attributes:
+        labels: Class of each component, ``[m]``.
+        sizes: How many of the client's records it stands for, ``[m]``.
+        means: ``[m, d]``.
+        covariances: ``[m, d, d]``, ``[m, d]`` or ``[m]``.
+    """
+
+    declared: ClassVar = dict.fromkeys(("labels", "sizes", "means", "covariances"), FITTED)
+
+    labels: Tensor
+    sizes: Tensor
+    means: Tensor
+    covariances: Tensor
+
+
+class FedPFT(Featured):
+    """Clients send Gaussian mixtures of their features; the server trains the last layer on draws from these.
+
+    Use it where features are good and records differ in looks from client to client; with a guarantee fedcgs is its equal.
+    """
+
+    name = "fedpft"
+    single_round = True
+
+    components: int = Field(default=10, ge=1)
+    """Gaussians of each class at each client (K); one with a target_epsilon, which is of all clients' records together."""
+    covariance: Literal["full", "diag", "spherical"] = "diag"
+    """Of each Gaussian: a matrix (full), a variance for each feature (diag), or one for all (spherical)."""
+    head_steps: int = Field(default=2000, ge=1)
+    """Mini-batches of 256 draws on which the last layer is trained."""
+
+    def network_settings(self, shape: tuple[int, ...], samples: int, clients: int) -> Mapping[str, Any]:
+        """Few features: each Gaussian has a mean and variances of all of them."""
+        own = super().network_settings(shape, samples, clients)
+        return {"features": default_words(shape, 512), **own}
+
+    def resolved(self, *, rounds: int, model: nn.Module, inputs: Tensor) -> Self:
+        """Refuse networks whose last layer can't be fitted, and mixtures under noise."""
+        layer = Layer.of(model, inputs, self.name)
+        bounded(self, layer)
+        if self.target_epsilon is not None and (self.components != 1 or self.covariance != "full"):
+            raise FedfillError(
+                f"components: found {self.components} with covariance={self.covariance} and a target_epsilon, under which each class is one "
+                "Gaussian, from sums; allowed: components=1 and covariance=full"
+            )
+        if self.target_epsilon is not None:
+            self.statistic(layer)  # refuses what does not fit into memory
+        return super().resolved(rounds=rounds, model=model, inputs=inputs)
+
+    def server_state(self, initial: Weights) -> dict[str, Tree]:
+        """The network, and the components of all clients."""
+        return {**super().server_state(initial), "mixture": None}
+
+    def round(self, server: Server, t: int) -> None:
+        """Collect the mixtures, draw from them, train the last layer."""
+        weights = server.state.weights
+        layer = layer_of(server, weights, self.name)
+        server.state.mixture = self.gather(server, layer)
+        if server.state.mixture is None:
+            return  # nothing stands out of the noise; a warning has said so
+        z, labels = self.draws(server)
+        start = LinearHead(
+            torch.zeros(layer.classes, layer.features, dtype=torch.float64),
+            torch.zeros(layer.classes, dtype=torch.float64),
+        )
+        head = train_on_samples(start, z, labels, server.stream("batches"), steps=self.head_steps)
+        server.state.weights = {**weights, **layer.holding(head, weights)}
+
+    def gather(self, server: Server, layer: Layer) -> Weights | None:
+        """All clients' components; under noise one of each class, from sums."""
+        message = Ask(changed(server, server.state.weights), server.clients)
+        if self.target_epsilon is None:
+            replies = server.call(range(server.clients), self.fit_own, message).values()
+            found: Weights = {
+                name: torch.cat([getattr(reply, name) for reply in replies]).cpu() for name in Mixtures.declared
+            }
+            held = set(found["labels"].tolist())
+            self.warn_of(server, [c for c in range(layer.classes) if c not in held])
+            return found
+        statistic = self.statistic(layer)
+        collected = collect(server, self.class_sums, message, statistic, self.noise(statistic, self.left))
+        counts = sound_counts(collected)
+        self.warn_of(server, (counts <= 0).nonzero().flatten().tolist())
+        held_ones = counts > 0
+        if not bool(held_ones.any()):
+            return None
+        std = collected.stds["class_grams"] / math.sqrt(2)
+        gaussians = noisy_class_gaussians(collected.sums["class_grams"], collected.sums["moments"], counts, std)
+        return {
+            "labels": held_ones.nonzero().flatten(),
+            "sizes": counts[held_ones].float(),
+            "means": gaussians.means[held_ones].float(),
+            "covariances": gaussians.covariances[held_ones].float(),
+        }
+
+    def warn_of(self, server: Server, absent: list[int]) -> None:
+        """Say which classes nobody holds."""
+        if absent:
+            server.warn(
+                f"No client holds class {', '.join(map(str, absent[:10]))}{', ...' if len(absent) > 10 else ''}"
+                f"{' in numbers that stand out of the noise' if self.target_epsilon else ''}, so that it is never predicted."
+            )
+
+    @client_handler
+    def fit_own(self, client: Client, message: Ask) -> Mixtures:
+        """The client's mixtures, by expectation maximisation."""
+        weights = {**client.initial, **message.weights}
+        layer = Layer.of(client.model(weights), client.blank, self.name)
+        chunks = [(z.float().cpu(), labels.cpu()) for z, labels in features(client, weights, layer)]
+        z = torch.cat([torch.zeros(0, layer.features), *(z for z, _ in chunks)])
+        labels = torch.cat([torch.zeros(0, dtype=torch.int64), *(labels for _, labels in chunks)])
+        stream = client.stream("mixtures")
+        seed = int(torch.randint(2**31, (1,), generator=stream, device=stream.device))
+        fitted = fit_mixtures(z, labels, self.components, self.covariance, seed)
+        return Mixtures(**vars(fitted))
+
+    def statistic(self, layer: Layer) -> Statistic:
+        """For each class the sum of z z', the sum of z, and how many there are."""
+        return class_moments(layer.features, layer.classes, radius=layer.radius, gram=False, by_class=True)
+
+    @client_handler
+    def class_sums(self, client: Client, message: Ask) -> Sums:
+        """Sums over the client's records."""
+        weights = {**client.initial, **message.weights}
+        layer = Layer.of(client.model(weights), client.blank, self.name)
+        statistic = self.statistic(layer)
+        noise = self.noise(statistic, self.left)
+        return contribute(client, statistic, features(client, weights, layer), noise, message.clients)
+
+    def draws(self, server: Server) -> tuple[Tensor, Tensor]:
+        """Features as many as there are records, of the length that the network's have."""
+        z, labels = draw_from(Mixture(**server.state.mixture), server.stream("draws"))
+        model = server.model(server.initial)
+        layer = Layer.of(model, server.sample.inputs, self.name)
+        if isinstance(getattr(model, "encoder", None), FeatureMap):
+            z = layer.radius * z / z.norm(dim=1, keepdim=True).clamp(min=1e-12)
+        return z.clamp(*layer.range), labels
+
+    def synthetic(self, server: Server, per_class: int | None = None) -> Samples | None:
+        """Features, and no images: so many of each class, drawn with its components' shares."""
+        if server.state.mixture is None:
+            return None
+        mixture, wanted = server.state.mixture, per_class or 40
+        sizes = mixture["sizes"].double()
+        totals = torch.zeros(server.classes, dtype=torch.float64).index_add_(0, mixture["labels"], sizes)
+        # enough of each class, of which the first are taken after a shuffle
+        raised = {**mixture, "sizes": (sizes / totals[mixture["labels"]] * wanted).ceil().float()}
+        z, labels = draw_from(Mixture(**raised), server.stream("samples"))
+        order = torch.randperm(len(z), generator=torch.Generator().manual_seed(0))
+        kept = torch.cat([order[labels[order] == c][:wanted] for c in sorted(set(labels.tolist()))])
+        return Samples(z[kept].float(), labels[kept])
