@@ -40,11 +40,9 @@ def test_one_class_per_client_is_enough_for_good_images(tmp_path: Path) -> None:
 @pytest.mark.parametrize("more", [{}, {"covariance": "shared", "frequencies": 0.5}])
 def test_every_split_gives_the_same_bits(more: dict[str, Any], tmp_path: Path) -> None:
     found = {
-        run(tmp_path / f"{k}", partition=partition, clients=clients, workers=workers, engine=engine, **more).summary[
-            "weights_sha256"
-        ]
-        for k, (partition, clients, workers, engine) in enumerate(
-            [("iid", 3, 1, "local"), ("dirichlet:0.1", 4, 3, "local"), ("classes:1", 10, 2, "ray")]
+        run(tmp_path / f"{k}", partition=partition, clients=clients, workers=workers, **more).summary["weights_sha256"]
+        for k, (partition, clients, workers) in enumerate(
+            [("iid", 3, 1), ("dirichlet:0.1", 4, 3), ("classes:1", 10, 2)]
         )
     }
     assert len(found) == 1

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import ClassVar, Literal, Self
 
-import torch
 from pydantic import Field
 from torch import Tensor, nn
 
@@ -20,7 +19,7 @@ from fedfill.algorithms._values import Method, able
 from fedfill.errors import FedfillError
 from fedfill.protocol.client import BoundHandler, Client, client_handler
 from fedfill.protocol.server import Server
-from fedfill.protocol.sums import Collected, Sums, collect, contribute
+from fedfill.protocol.sums import Collected, Sums, collect, contribute, sound_counts, warn_of_absent
 from fedfill.statistics.gaussian_heads import QuadraticHead
 from fedfill.statistics.heads import LinearHead
 from fedfill.statistics.spectral_noise import drowned
@@ -144,11 +143,8 @@ class Head(Featured):
     def warn_of(self, server: Server, collected: Collected) -> None:
         """Say which classes nobody holds, and where the noise drowns what the records add."""
         sums, stds = collected.sums, collected.stds
-        if "counts" in sums and (absent := (sound_counts(collected) <= 0).nonzero().flatten().tolist()):
-            server.warn(
-                f"No client holds class {', '.join(map(str, absent[:10]))}{', ...' if len(absent) > 10 else ''}"
-                f"{' in numbers that stand out of the noise' if stds['counts'] else ''}, so that it is never predicted."
-            )
+        if "counts" in sums:
+            warn_of_absent(server, sound_counts(collected), stds["counts"], "it is never predicted")
         if "gram" in sums and stds["gram"] and drowned(sums["gram"], stds["gram"] / 2**0.5):
             server.warn(
                 f"target_epsilon: with {self.target_epsilon:g} the noise is larger than what these records add up to, and the head may be "
@@ -285,9 +281,3 @@ class Headed(Algorithm):
         weights = self.global_weights(server)
         new = server.state.head if self.head is not None else None
         return weights if new is None else {**weights, **new}
-
-
-def sound_counts(collected: Collected) -> Tensor:
-    """Records of each class, ``[C]``: under noise a class that can't be told from none counts as one that nobody holds."""
-    counts, std = collected.sums["counts"], collected.stds["counts"]
-    return torch.where(counts > 3 * std, counts.clamp(min=max(1.0, 3 * std)), 0.0) if std else counts

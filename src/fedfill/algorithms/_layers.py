@@ -149,15 +149,7 @@ def changed(server: Server, weights: Weights, but: Layer | None = None) -> Weigh
 
 def bounded(settings: NoisySums, layer: Layer) -> None:
     """Refuse noise on sums of features that nothing bounds, and words on noise that would not be heeded."""
-    if settings.honest is not None and settings.trust != "secure":
-        raise FedfillError(
-            f"honest: found {settings.honest} with trust={settings.trust}; allowed with trust=secure alone"
-        )
-    if settings.trust != "site" and settings.target_epsilon is None:
-        raise FedfillError(
-            f"trust: found {settings.trust} without a target_epsilon, so that there is no noise to be added; allowed with one, such as "
-            "target_epsilon=3"
-        )
+    settings.check_trust()
     if settings.target_epsilon is not None and not math.isfinite(layer.radius):
         raise FedfillError(
             f"target_epsilon: found {settings.target_epsilon:g} on features that nothing bounds, so that no noise gives a guarantee; "

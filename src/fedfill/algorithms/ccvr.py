@@ -7,10 +7,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from fedfill.algorithms._heads import Head, sound_counts
+from fedfill.algorithms._heads import Head
 from fedfill.algorithms._layers import Layer
 from fedfill.protocol.server import Server
-from fedfill.protocol.sums import Collected
+from fedfill.protocol.sums import Collected, sound_counts
 from fedfill.statistics.calibration import (
     class_gaussians,
     gaussian_samples,

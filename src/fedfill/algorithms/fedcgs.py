@@ -13,12 +13,12 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 from torch import Tensor, nn
 
-from fedfill.algorithms._heads import Head, sound_counts
+from fedfill.algorithms._heads import Head
 from fedfill.algorithms._layers import Layer
 from fedfill.errors import FedfillError
 from fedfill.models.features import default_words
 from fedfill.protocol.server import Server
-from fedfill.protocol.sums import Collected
+from fedfill.protocol.sums import Collected, sound_counts
 from fedfill.statistics.gaussian_heads import QuadraticHead, lda, naive_bayes, nearest_mean, qda
 from fedfill.statistics.heads import LinearHead
 from fedfill.statistics.sums import Statistic, class_moments

@@ -15,14 +15,13 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from fedfill.algorithms._from_synthetic import FromSynthetic
-from fedfill.algorithms._heads import sound_counts
 from fedfill.algorithms._layers import CHUNK
 from fedfill.data.samples import Samples
 from fedfill.errors import FedfillError
 from fedfill.protocol.client import Client, client_handler
 from fedfill.protocol.messages import Message
 from fedfill.protocol.server import Server
-from fedfill.protocol.sums import Collected, Sums, collect, contribute
+from fedfill.protocol.sums import Collected, Sums, collect, contribute, sound_counts, warn_of_absent
 from fedfill.statistics.calibration import ClassGaussians
 from fedfill.statistics.noise import NoisySums
 from fedfill.statistics.spectral_noise import noise_edge
@@ -80,12 +79,7 @@ class FedGauss(NoisySums, FromSynthetic):
                 f"data: {self.name} makes images, found {str(inputs.dtype).removeprefix('torch.')} inputs of shape {list(inputs.shape[1:])}; "
                 "allowed: images of whole numbers in 0..255"
             )
-        if self.honest is not None and self.trust != "secure":
-            raise FedfillError(f"honest: found {self.honest} with trust={self.trust}; allowed with trust=secure alone")
-        if self.trust != "site" and self.target_epsilon is None:
-            raise FedfillError(
-                f"trust: found {self.trust} without a target_epsilon, so that there is no noise to be added; allowed with one"
-            )
+        self.check_trust()
         checked = super().resolved(rounds=rounds, model=model, inputs=inputs)
         radius = self.radius or (1.0 if self.target_epsilon is None else 0.45)
         return checked.model_copy(update={"radius": radius})
@@ -107,11 +101,7 @@ class FedGauss(NoisySums, FromSynthetic):
         noise = self.noise(statistic, COUNTS_SHARE)
         found = collect(server, self.count, AskCounts(server.clients), statistic, noise, purpose="counts")
         counts = sound_counts(found)
-        if absent := (counts <= 0).nonzero().flatten().tolist():
-            server.warn(
-                f"No client holds class {', '.join(map(str, absent[:10]))}{', ...' if len(absent) > 10 else ''}"
-                f"{' in numbers that stand out of the noise' if self.target_epsilon else ''}, so that there are no images of it."
-            )
+        warn_of_absent(server, counts, found.stds["counts"], "there are no images of it")
         return counts
 
     @client_handler

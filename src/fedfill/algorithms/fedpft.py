@@ -15,7 +15,6 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from fedfill.algorithms._features import Featured
-from fedfill.algorithms._heads import sound_counts
 from fedfill.algorithms._layers import Ask, Layer, bounded, changed, features, layer_of
 from fedfill.data.samples import Samples
 from fedfill.errors import FedfillError
@@ -24,7 +23,7 @@ from fedfill.privacy.releases import unbounded
 from fedfill.protocol.client import Client, client_handler
 from fedfill.protocol.messages import Message
 from fedfill.protocol.server import Server
-from fedfill.protocol.sums import Sums, collect, contribute
+from fedfill.protocol.sums import Sums, collect, contribute, sound_counts, warn_of_absent
 from fedfill.statistics.calibration import noisy_class_gaussians, train_on_samples
 from fedfill.statistics.heads import LinearHead
 from fedfill.statistics.mixtures import Mixture, draw_from, fit_mixtures
@@ -114,13 +113,13 @@ class FedPFT(Featured):
             found: Weights = {
                 name: torch.cat([getattr(reply, name) for reply in replies]).cpu() for name in Mixtures.declared
             }
-            held = set(found["labels"].tolist())
-            self.warn_of(server, [c for c in range(layer.classes) if c not in held])
+            counts = torch.bincount(found["labels"], minlength=layer.classes)
+            warn_of_absent(server, counts, 0.0, "it is never predicted")
             return found
         statistic = self.statistic(layer)
         collected = collect(server, self.class_sums, message, statistic, self.noise(statistic, self.left))
         counts = sound_counts(collected)
-        self.warn_of(server, (counts <= 0).nonzero().flatten().tolist())
+        warn_of_absent(server, counts, collected.stds["counts"], "it is never predicted")
         held_ones = counts > 0
         if not bool(held_ones.any()):
             return None
@@ -132,14 +131,6 @@ class FedPFT(Featured):
             "means": gaussians.means[held_ones].float(),
             "covariances": gaussians.covariances[held_ones].float(),
         }
-
-    def warn_of(self, server: Server, absent: list[int]) -> None:
-        """Say which classes nobody holds."""
-        if absent:
-            server.warn(
-                f"No client holds class {', '.join(map(str, absent[:10]))}{', ...' if len(absent) > 10 else ''}"
-                f"{' in numbers that stand out of the noise' if self.target_epsilon else ''}, so that it is never predicted."
-            )
 
     @client_handler
     def fit_own(self, client: Client, message: Ask) -> Mixtures:
@@ -182,7 +173,9 @@ class FedPFT(Featured):
             return None
         mixture, wanted = server.state.mixture, per_class or 40
         sizes = mixture["sizes"].double()
-        totals = torch.zeros(server.classes, dtype=torch.float64).index_add_(0, mixture["labels"], sizes)
+        totals = torch.zeros(int(mixture["labels"].max()) + 1, dtype=torch.float64).index_add_(
+            0, mixture["labels"], sizes
+        )
         # enough of each class, of which the first are taken after a shuffle
         raised = {**mixture, "sizes": (sizes / totals[mixture["labels"]] * wanted).ceil().float()}
         z, labels = draw_from(Mixture(**raised), server.stream("samples"))

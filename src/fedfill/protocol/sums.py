@@ -150,6 +150,27 @@ def collect(
     return Collected(whole, stds, m)
 
 
+def sound_counts(collected: Collected) -> Tensor:
+    """Records of each class, ``[C]``: under noise a class that can't be told from none counts as one that nobody holds."""
+    counts, std = collected.sums["counts"], collected.stds["counts"]
+    return torch.where(counts > 3 * std, counts.clamp(min=max(1.0, 3 * std)), 0.0) if std else counts
+
+
+def warn_of_absent(server: Server, counts: Tensor, std: float, so: str) -> None:
+    """Name the classes that nobody holds.
+
+    Args:
+        server: Who warns.
+        counts: Of each class, ``[C]``.
+        std: Of the noise in them.
+        so: What follows, such as "it is never predicted".
+    """
+    if absent := (counts <= 0).nonzero().flatten().tolist():
+        noisy = " in numbers that stand out of the noise" if std else ""
+        more = ", ..." if len(absent) > 10 else ""
+        server.warn(f"No client holds class {', '.join(map(str, absent[:10]))}{more}{noisy}, so that {so}.")
+
+
 def _note(server: Server, replies: Mapping[int, object]) -> None:
     """Who is not in the sum is in the record, in words too: the answer is that of the others' records."""
     missing = [i for i in range(server.clients) if i not in replies]

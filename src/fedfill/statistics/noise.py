@@ -57,6 +57,20 @@ class NoisySums(BaseModel):
     honest: int | None = Field(default=None, ge=1)
     """With trust=secure: how many clients at least add their share and keep it to themselves; none: two thirds of them."""
 
+    def check_trust(self) -> None:
+        """Refuse words on noise that would not be heeded.
+
+        Raises:
+            FedfillError: For `honest` without trust=secure, and another trust than site without a `target_epsilon`.
+        """
+        if self.honest is not None and self.trust != "secure":
+            raise FedfillError(f"honest: found {self.honest} with trust={self.trust}; allowed with trust=secure alone")
+        if self.trust != "site" and self.target_epsilon is None:
+            raise FedfillError(
+                f"trust: found {self.trust} without a target_epsilon, so that there is no noise to be added; allowed with one, such as "
+                "target_epsilon=3"
+            )
+
     def noise(self, statistic: Statistic, share: float = 1.0) -> Noise | None:
         """The noise on one exchange.
 

@@ -1,0 +1,88 @@
+"""DP-MERF: mean embeddings from sums, a generator at the server, a classifier that saw its images alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.experiment.world import digits
+from tests.helpers import refused
+
+import fedfill
+from fedfill.experiment.prepare import arrange
+
+QUICK: dict[str, Any] = {
+    "embedding": "fourier(200, width=0.5)", "generator_steps": 300, "generator_width": 8, "images_per_class": 50, "client_test": 0.0,
+}  # fmt: skip
+
+
+def images(n: int = 500) -> tuple[Any, ...]:
+    x, y = digits()
+    return x[:n], y[:n], x[1000:1300], y[1000:1300]
+
+
+def run(folder: Path, **more: Any) -> fedfill.Result:
+    return fedfill.run("dpmerf", **{"data": images(), "clients": 4, **QUICK, **more}, out=folder)
+
+
+def test_one_class_per_client_is_enough(tmp_path: Path) -> None:
+    result = run(
+        tmp_path,
+        partition="classes:1",
+        clients=10,
+        classifier_epochs=8,
+        images_per_class=150,
+        generator_width=16,
+        embedding="fourier(1000, width=0.5)",
+    )
+    assert result.summary["accuracy"] > 0.7
+    assert result.summary["train_samples"] == 0
+    distances = [record["distance"] for record in result.summary["preparation"] if "distance" in record]
+    assert len(distances) == 2  # 300 steps in stages of 250
+    assert distances[1] < distances[0]
+
+
+@pytest.mark.parametrize("estimator", ["biased", "unbiased"])
+def test_every_split_gives_the_same_bits(estimator: str, tmp_path: Path) -> None:
+    found = {
+        run(
+            tmp_path / f"{k}", partition=partition, clients=clients, workers=workers, generator_steps=20, estimator=estimator
+        ).summary["weights_sha256"]
+        for k, (partition, clients, workers) in enumerate([("iid", 3, 1), ("dirichlet:0.1", 4, 3), ("classes:1", 10, 2)])
+    }  # fmt: skip
+    assert len(found) == 1
+
+
+def test_a_run_that_is_stopped_between_stages_goes_on_with_the_same_bits(tmp_path: Path) -> None:
+    whole = run(tmp_path / "whole")
+
+    def stop(record: dict[str, Any], rounds: int) -> None:
+        if "distance" in record:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path / "stopped", on_round=stop)
+    again = fedfill.resume(tmp_path / "stopped", data=images())
+    assert again.summary["weights_sha256"] == whole.summary["weights_sha256"]
+
+
+def test_epsilon_does_not_grow_with_the_generators_steps(tmp_path: Path) -> None:
+    for steps in (1, 30):
+        kept = run(tmp_path / f"{steps}", target_epsilon=5.0, generator_steps=steps).summary["privacy"]
+        assert kept["total_epsilon_added"] == pytest.approx(5, rel=1e-6)
+        assert len([e for e in kept["entries"] if e["released"] == "Sums.sums"]) == 1
+
+
+def test_slips() -> None:
+    for words, facts in (
+        ({"embedding": "patches(9, size=4, cells=2)"}, ("embedding", "patches")),
+        ({"embedding": "wavelets(3)"}, ("embedding", "wavelets")),
+        ({"generator_batch": 1}, ("generator_batch",)),
+        ({"generator_steps": 0}, ("generator_steps",)),
+        ({"estimator": "none"}, ("estimator", "unbiased")),
+        ({"trust": "secure"}, ("trust", "target_epsilon")),
+        ({"honest": 2}, ("honest", "trust=secure")),
+    ):
+        with refused(*facts):
+            arrange("dpmerf", data=images(), model="auto", partition="iid", clients=3, **words)
