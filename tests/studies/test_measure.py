@@ -209,7 +209,7 @@ def test_copies_of_images_without_a_label_are_unmasked_too(
     [
         ("nowhere", "oracle", "measure", ("nowhere", "no experiment.toml")),
         ("zda", "nowhere", "oracle", ("nowhere", "no experiment.toml")),
-        ("oracle", "zda", "measure", ("run of central", "feddpms, fedzdac")),
+        ("oracle", "zda", "measure", ("run of central", "feddpms", "fedzdac")),
         ("personal", "oracle", "measure", ("run of local", "global")),
         ("zda", "personal", "oracle", ("run of local", "global")),
         ("python", "oracle", "measure", ("data of", "Python", "allowed: ")),
