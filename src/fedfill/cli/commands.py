@@ -37,6 +37,7 @@ def run(
     INCIDENTAL | PLACES | {"rounds"},
     rounds="A larger number of rounds (T) than the run has. [default: the run's]",
     start_from="Where the run lies now whose weights this one began with. [default: the run's]",
+    extra="Where the file lies now whose samples the clients have beside their own. [default: the run's]",
 )
 def resume(options: Options, directory: Annotated[Path, typer.Argument(help="A run directory.")]) -> None:
     """Continue a run that was stopped, or give one more rounds.
@@ -124,6 +125,23 @@ def measure(
 ) -> None:
     """Measure how good a run's synthetic images are."""
     terminal.print_measures(fedfill.measure(directory, oracle=oracle, out=out, **options))
+
+
+@takes({"data_dir", "device"})
+def synthesise(
+    options: Options,
+    directory: Annotated[
+        Path, typer.Argument(metavar="RUN", help="Directory of a finished run that makes synthetic samples.")
+    ],
+    out: Annotated[Path, typer.Option(help="The file, which ends in .safetensors; a picture is written beside it.")],
+    per_class: Annotated[int, typer.Option(help="Samples of each class. [default: 500]", show_default=False)] = 500,
+    against: Annotated[
+        str | None,
+        typer.Option(help="A data set, by its name or its folder, whose nearest images the picture shows below."),
+    ] = None,
+) -> None:
+    """Write synthetic samples of a run as a file, for --data, --extra and 'fedfill measure'."""
+    terminal.print_synthesised(fedfill.synthesise(directory, out=out, per_class=per_class, against=against, **options))
 
 
 @takes(DATA | {"seed"})

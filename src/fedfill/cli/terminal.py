@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from fedfill.experiment.summary import Result
     from fedfill.studies.compare import Comparison, Difference
     from fedfill.studies.measure import Measures
+    from fedfill.studies.synthesise import Synthesised
 
 MOST_ROWS = 40
 READABLE = 100
@@ -221,6 +222,19 @@ def print_measures(measures: Measures) -> None:
     for note in found["notes"]:
         _paragraph(note)
     tell(f"\nWritten: {measures.directory}/measures.json, measures.png")
+
+
+def print_synthesised(made: Synthesised) -> None:
+    """How many there are of each class, what guarantee they carry, and where they lie."""
+    origin, counts = made.origin, made.samples.counts(len(made.origin.class_names))
+    few = [
+        f"{name} {count:,}" for name, count in zip(origin.class_names, counts, strict=True) if count < origin.per_class
+    ]
+    _paragraph(f"{sum(counts):,} synthetic samples ({origin.words}), {origin.per_class:,} of each class asked for.")
+    if few:
+        _paragraph(f"Fewer of {', '.join(few[:MOST_ROWS])}{', ...' if len(few) > MOST_ROWS else ''}.")
+    _paragraph(f"Privacy: {origin.guarantee}.")
+    tell(f"\nWritten: {made.path}" + (f", {made.picture}" if made.picture is not None else ""))
 
 
 def _print_fairness(comparison: Comparison) -> None:

@@ -14,19 +14,15 @@ import torch
 from torch import nn
 
 from fedfill import __version__, tree
-from fedfill.algorithms import Algorithm, find, known_algorithms
 from fedfill.data.federation import Federation
 from fedfill.data.samples import Samples
 from fedfill.engines.local import choose_device
 from fedfill.engines.runner import make_resident
 from fedfill.errors import FedfillError
-from fedfill.experiment.loop import recorded, synthetic_images
 from fedfill.experiment.prepare import Prepared
-from fedfill.experiment.settings import PYTHON
-from fedfill.experiment.summary import Result
 from fedfill.runs.directory import RunDirectory, to_json, write_atomically, writing
 from fedfill.streams import torch_stream
-from fedfill.studies.run import reopen
+from fedfill.studies.finished import finished, made_by, require_global, require_maker
 from fedfill.synthesis.measures import class_balance, features, frechet_distance, nearness, recognised
 
 
@@ -67,15 +63,10 @@ def measure(
         FedfillError: Where a folder holds no finished run that can be measured or can judge, or the two don't fit together.
     """
     place, judges = RunDirectory(Path(directory)), RunDirectory(Path(oracle))
-    _require_global(place, "measure")
-    _require_global(judges, "oracle")
-    kind = find(str(place.read_experiment("measure")["algorithm"]))
-    if kind.synthetic is Algorithm.synthetic:
-        raise FedfillError(
-            f"measure: {place.path} is a run of {kind.name}, which makes no synthetic images; allowed: runs of {_makers()}"
-        )
-    run, result = _finished(place, "measure", data_dir, device)
-    judge, judged = _finished(judges, "oracle", data_dir, device)
+    require_maker(place, "measure")
+    require_global(judges, "oracle")
+    run, result = finished(place, "measure", data_dir, device)
+    judge, judged = finished(judges, "oracle", data_dir, device)
     _require_same_data(run, place.path, judge, judges.path)
     sha256 = result.summary["weights_sha256"]
     if sha256 == judged.summary["weights_sha256"]:
@@ -85,11 +76,7 @@ def measure(
         )
 
     where = choose_device(run.experiment.device)
-    samples = synthetic_images(run, place, where)
-    if samples is None or not len(samples):
-        raise FedfillError(
-            f"measure: the run of {kind.name} in {place.path} has ended without synthetic images; allowed: runs that made some"
-        )
+    samples = made_by(run, place, "measure", where)
     model = make_resident(judge.model, where).load(tree.to(judged.weights, where)).eval()
     name = f"{judge.experiment.algorithm} on {judge.experiment.data}"
     document = {
@@ -209,41 +196,6 @@ def _draw(samples: Samples, n: int, seed: int, what: str) -> Samples:
         return samples
     index = torch.randperm(len(samples), generator=torch_stream(seed, "measure", what))[:n]
     return samples[index.to(samples.labels.device)]
-
-
-def _makers() -> str:
-    kinds = known_algorithms()
-    return ", ".join(name for name, kind in kinds.items() if kind.synthetic is not Algorithm.synthetic)
-
-
-def _require_global(place: RunDirectory, setting: str) -> None:
-    """Refuse, before data are read, what has no global model or can't be prepared from its folder alone."""
-    if (place.path / "deployment.toml").exists():
-        raise FedfillError(
-            f"{setting}: {place.path} is a deployment's, whose data stay on their hosts; allowed: runs of 'fedfill run' and of rehearsals"
-        )
-    document = place.read_experiment(setting)
-    for what in ("data", "partition", "model"):
-        if str(document.get(what)).split(":")[0] == PYTHON:
-            raise FedfillError(
-                f"{setting}: the {what} of {place.path} came from Python; allowed: runs whose data, partition and model have names"
-            )
-    if find(str(document.get("algorithm"))).personal:
-        raise FedfillError(
-            f"{setting}: {place.path} is a run of {document['algorithm']}, whose clients have models of their own; "
-            "allowed: runs with a global model"
-        )
-    if place.summary() is None:
-        raise FedfillError(
-            f"{setting}: {place.path} holds {len(place.rounds())} of {document.get('rounds')} rounds; 'fedfill resume {place.path}' finishes it"
-        )
-
-
-def _finished(
-    place: RunDirectory, setting: str, data_dir: str | Path | None, device: str | None
-) -> tuple[Prepared, Result]:
-    prepared = reopen(place, setting=setting, data_dir=data_dir, device=device)
-    return prepared, recorded(prepared.digest, prepared.experiment.rounds, place, place.summary() or {})
 
 
 def _require_same_data(run: Prepared, place: Path, judge: Prepared, judges: Path) -> None:
