@@ -113,18 +113,31 @@ def reproduce(
 @takes({"data_dir", "device"})
 def measure(
     options: Options,
-    directory: Annotated[
-        Path, typer.Argument(metavar="DIR", help="Directory of a finished run with synthetic images.")
+    subject: Annotated[
+        Path,
+        typer.Argument(
+            metavar="RUN", help="Directory of a finished run with synthetic samples, or a file of 'fedfill synthesise'."
+        ),
     ],
     oracle: Annotated[
-        Path, typer.Option(help="Directory of a finished run on the same data, such as central's, whose model judges.")
-    ],
+        Path | None,
+        typer.Option(
+            help="Directory of a finished run on the same data, such as central's, whose model judges as well. [default: nobody's]"
+        ),
+    ] = None,
+    per_class: Annotated[
+        int | None, typer.Option(help="Samples of each class that are made. [default: those of the run's picture]")
+    ] = None,
+    ceiling: Annotated[
+        bool, typer.Option("--ceiling", help="Train the same classifier on the real samples too, for comparison.")
+    ] = False,
     out: Annotated[
-        Path | None, typer.Option(help="Folder of measures.json and measures.png. [default: DIR/samples]")
+        Path | None, typer.Option(help="Folder of measures.json and measures.png. [default: RUN/samples]")
     ] = None,
 ) -> None:
-    """Measure how good a run's synthetic images are."""
-    terminal.print_measures(fedfill.measure(directory, oracle=oracle, out=out, **options))
+    """Measure how good synthetic samples are: a run's, or a file's."""
+    options |= {"per_class": per_class, "ceiling": ceiling}
+    terminal.print_measures(fedfill.measure(subject, oracle=oracle, out=out, **options))
 
 
 @takes({"data_dir", "device"})

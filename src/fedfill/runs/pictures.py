@@ -112,7 +112,7 @@ def image_grid(
         class_names: The classes' names; a class without samples has an empty row.
         path: The PNG file to write; replaced in one step where it exists.
         per_class: The most examples of one class.
-        below: Another image for each, ``[n, 1 or 3, h, w]`` uint8, that stands under it; None: none.
+        below: For each the nearest of other images, of its shape, which stands under it; None: none.
 
     Raises:
         FedfillError: Where the samples aren't such images or there are none.
@@ -151,7 +151,7 @@ def image_grid(
     axes.set_xticks([])
     kind = "grey" if images.shape[3] == 1 else "colour"
     title = f"{width}x{side} {kind}, {_many(len(rows), 'class')}" + (
-        "" if below is None else ", and below each another one"
+        "" if below is None else ", and below each its nearest"
     )
     axes.set_title(title, loc="left", color=INK, fontsize=11, pad=10)
     _save(figure, Path(path))
