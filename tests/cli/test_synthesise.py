@@ -42,7 +42,7 @@ def test_a_run_a_file_and_what_it_is_for(elsewhere: Path, monkeypatch: pytest.Mo
     refused(["run", "fedavg", "--extra", "nowhere.safetensors", *TINY, "--out", "x"], "extra")
     refused(["run", "fedavg", "--data", "nowhere.safetensors", *TINY, "--out", "x"], "data")
 
-    for subject, folder in (("run", "run/samples"), ("made.safetensors", "made")):
+    for subject, folder in (("run", "run/samples"), ("made.safetensors", "made.measures")):
         result = fedfill_("measure", subject)
         assert result.exit_code == 0, result.output
         text = words(result.stdout)

@@ -132,7 +132,10 @@ def measure(
         bool, typer.Option("--ceiling", help="Train the same classifier on the real samples too, for comparison.")
     ] = False,
     out: Annotated[
-        Path | None, typer.Option(help="Folder of measures.json and measures.png. [default: RUN/samples]")
+        Path | None,
+        typer.Option(
+            help="Folder of measures.json and measures.png. [default: RUN/samples, or NAME.measures beside a file]"
+        ),
     ] = None,
 ) -> None:
     """Measure how good synthetic samples are: a run's, or a file's."""
@@ -153,7 +156,7 @@ def synthesise(
         typer.Option(help="A data set, by its name or its folder, whose nearest images the picture shows below."),
     ] = None,
 ) -> None:
-    """Write synthetic samples of a run as a file, for --data, --extra and 'fedfill measure'."""
+    """Write a run's synthetic samples as a file."""
     terminal.print_synthesised(fedfill.synthesise(directory, out=out, per_class=per_class, against=against, **options))
 
 

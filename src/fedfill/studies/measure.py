@@ -75,8 +75,8 @@ def measure(
         ceiling: Whether the classifier that is trained on the samples is trained on real ones as well, for comparison.
         data_dir: Another folder with the same data.
         device: Another device than the run's; of a file, other than ``auto``.
-        out: Folder of ``measures.json`` and ``measures.png``; None: ``samples`` in the run directory, or a folder beside the file
-            that has its name.
+        out: Folder of ``measures.json`` and ``measures.png``; None: ``samples`` in the run directory, or ``NAME.measures`` beside the
+            file.
 
     Returns:
         The figures.
@@ -153,7 +153,7 @@ def _file(path: Path, data_dir: str | Path | None, device: torch.device) -> _Sub
     about = {**asdict(held.origin), "dataset": held.origin.data, "accuracy": None, "accuracy_by_class": None}
     del about["class_names"], about["data"]
     samples = held.samples.to(device)
-    return _Subject(path, path.with_suffix(""), about, samples, Real.of(real), held.origin.seed, None)
+    return _Subject(path, path.with_suffix(".measures"), about, samples, Real.of(real), held.origin.seed, None)
 
 
 def _judged(found: _Subject, judges: RunDirectory, data_dir: str | Path | None, device: str | None) -> dict[str, Any]:
