@@ -11,6 +11,8 @@ from PIL import Image
 from tests.helpers import TINY_GAN, refused
 
 import fedfill
+from fedfill.algorithms.feddpgan import FedDPGAN
+from fedfill.data.samples import Samples
 from fedfill.data.synthetic import read
 from fedfill.studies import assess as assessment
 from fedfill.studies.measure import measure
@@ -118,6 +120,15 @@ def test_slips(place: Path, tmp_path: Path, run: str, options: dict[str, object]
     with refused(setting, *facts):
         synthesise(place / run, **{**options, "out": out})
     assert not (tmp_path / "out").exists()
+
+
+def test_features_are_no_samples(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    features = Samples(torch.zeros(10, 5), torch.arange(10))
+    monkeypatch.setattr(FedDPGAN, "synthetic", lambda self, server, per_class=None: features)
+    for work, setting in ((synthesise, "synthesise"), (measure, "measure")):
+        with refused(setting, "feddpgan", "torch.float32 of shape [5]", "torch.uint8 of shape [1, 8, 8]"):
+            work(place / "gan", out=tmp_path / "made.safetensors")
+    assert not list(tmp_path.iterdir())
 
 
 # ---- what it is good for

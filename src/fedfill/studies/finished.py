@@ -85,7 +85,7 @@ def made_by(
         At least one; -1 where one has no label, and none of these with `per_class`.
 
     Raises:
-        FedfillError: Where there are none.
+        FedfillError: Where there are none, or they are not of the kind that the clients hold, such as features of it.
     """
     samples = synthetic_images(run, place, device, per_class)
     if samples is not None and per_class is not None:
@@ -97,5 +97,11 @@ def made_by(
         )
         raise FedfillError(
             f"{setting}: the run of {name} in {place.path} has ended without synthetic images; allowed: runs that made some{hint}"
+        )
+    found, wanted = samples.inputs, run.federation.test.inputs
+    if found.shape[1:] != wanted.shape[1:] or found.dtype != wanted.dtype:
+        raise FedfillError(
+            f"{setting}: the run of {run.experiment.algorithm} in {place.path} makes {found.dtype} of shape {list(found.shape[1:])}, such "
+            f"as features; allowed: runs that make what their clients hold, {wanted.dtype} of shape {list(wanted.shape[1:])}"
         )
     return samples
