@@ -12,7 +12,18 @@ from typing import TYPE_CHECKING, Any
 
 __version__ = "0.2.0"
 
-__all__ = ["Experiment", "FedfillError", "Result", "__version__", "compare", "measure", "reproduce", "resume", "run"]
+__all__ = [
+    "Experiment",
+    "FedfillError",
+    "Result",
+    "__version__",
+    "compare",
+    "measure",
+    "reproduce",
+    "resume",
+    "run",
+    "synthesise",
+]
 
 _HOME = {
     "Experiment": "fedfill.experiment.settings",
@@ -23,6 +34,7 @@ _HOME = {
     "reproduce": "fedfill.studies.reproduce",
     "resume": "fedfill.studies.run",
     "run": "fedfill.studies.run",
+    "synthesise": "fedfill.studies.synthesise",
 }
 
 if TYPE_CHECKING:
@@ -33,6 +45,7 @@ if TYPE_CHECKING:
     from fedfill.studies.measure import measure
     from fedfill.studies.reproduce import reproduce
     from fedfill.studies.run import resume, run
+    from fedfill.studies.synthesise import synthesise
 
 
 def __getattr__(name: str) -> Any:

@@ -43,7 +43,7 @@ def test_groups_of_fields() -> None:
     assert {
         "data_dir", "device", "workers", "ray_address", "gpus_per_worker", "min_replies", "reply_timeout",
     } == INCIDENTAL  # fmt: skip
-    assert {"start_from"} == PLACES
+    assert {"start_from", "extra"} == PLACES
     assert {"engine", "workers", "ray_address", "gpus_per_worker"} == SIMULATION
     assert {
         "data", "data_dir", "data_fraction", "domain_fractions", "image_size", "partition", "clients", "client_test",

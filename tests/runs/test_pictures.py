@@ -96,6 +96,17 @@ def test_image_grid_draws_at_most_so_many_and_leaves_empty_classes_empty(tmp_pat
     assert four == pytest.approx(2 * two, rel=0.05)
 
 
+def test_image_grid_shows_below_each_its_nearest(tmp_path: Path) -> None:
+    shades = torch.tensor([40, 90, 140, 190], dtype=torch.uint8).view(4, 1, 1, 1).expand(4, 1, 14, 14).contiguous()
+    image_grid(Samples(shades[:2], torch.tensor([0, 1])), ["a", "b"], tmp_path / "grid.png", below=shades[2:])
+    picture = pixels(tmp_path / "grid.png")
+    places = {shade: np.argwhere((picture == shade).all(axis=2)).mean(axis=0) for shade in (40, 90, 140, 190)}
+    for above, under in ((40, 140), (90, 190)):
+        assert places[above][1] == pytest.approx(places[under][1], abs=2)
+    assert places[40][0] < places[140][0] < places[90][0] < places[190][0]
+    assert places[140][0] - places[40][0] < places[90][0] - places[140][0]  # pairs stand closer than rows
+
+
 def test_image_grid_of_many_classes(tmp_path: Path) -> None:
     samples = Samples(torch.zeros(100, 3, 32, 32, dtype=torch.uint8), torch.arange(100))
     image_grid(samples, [f"class {i}" for i in range(100)], tmp_path / "grid.png")

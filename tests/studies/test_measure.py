@@ -23,12 +23,21 @@ from fedfill.engines.runner import make_resident
 from fedfill.experiment.loop import synthetic_images
 from fedfill.runs.directory import RunDirectory
 from fedfill.runs.pictures import image_grid
-from fedfill.studies.measure import assess, measure, pseudo_labels
+from fedfill.studies import assess as assessment
+from fedfill.studies.assess import Real, assess, judged
+from fedfill.studies.measure import measure, pseudo_labels
 from fedfill.studies.run import reopen
 from fedfill.synthesis.measures import recognised
 
 CPU = torch.device("cpu")
 TINY = {"clients": 4, "partition": "classes:5", "workers": 1, "model": "cnn2bn", "batch_size": 32}
+
+
+@pytest.fixture(autouse=True)
+def _short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What takes long is tested on its own."""
+    monkeypatch.setattr(assessment, "STEPS", 3)
+    monkeypatch.setattr(assessment, "DRAWS", 2)
 
 
 @pytest.fixture(scope="module")
@@ -76,8 +85,8 @@ def test_the_command_measures_and_writes(place: Path, monkeypatch: pytest.Monkey
         assert picture.format == "PNG"
 
     text = " ".join(result.stdout.split())
-    assert f"all 60 {100 * found['recognised']:.2f} {100 * run['accuracy']:.2f} {100 * oracle['accuracy']:.2f}" in text
-    assert "Features: encoder of central on digits, d=128." in text
+    assert f"all 60 {100 * found['recognised']:.2f} {100 * oracle['accuracy']:.2f} {100 * run['accuracy']:.2f}" in text
+    assert "; encoder of central on digits, d=128." in text
     assert "Written: zda/samples/measures.json, measures.png" in text
     assert max(map(len, result.stdout.splitlines())) <= 100
 
@@ -157,16 +166,17 @@ def test_unlabelled_images_are_counted_and_an_oracle_without_encoder_gives_no_di
 ):
     federation = make_federation([random_samples(20), random_samples(10, seed=1)], test=random_samples(12, seed=2))
     images = Samples(random_samples(5, seed=3).inputs, torch.tensor([0, 0, 1, -1, -1]))
-    found = assess(images, federation, Bright().eval(), "nobody", 0)
+    real = Real.of(federation)
+    found = {**judged(images, real, Bright().eval(), "nobody", 0), **assess(images, real, 0)}
     assert (found["samples"], found["unlabelled"], found["balance"]["counts"]) == (5, 2, [2, 1, 0])
     assert found["recognised_by_class"][2] is None
     assert found["frechet"] is None
     assert found["notes"] == ["No Fréchet distance: the oracle's Bright has no part 'encoder'."]
     oracle = nn.Sequential()
     oracle.encoder, oracle.classifier = nn.Flatten(), nn.Linear(64, 3)
-    one = assess(images[:1], federation, oracle.eval(), "nobody", 0)
+    one = judged(images[:1], real, oracle.eval(), "nobody", 0)
     assert one["notes"] == ["No Fréchet distance: it needs at least 2 synthetic and 2 real images."]
-    many = assess(images, federation, oracle.eval(), "nobody", 0)
+    many = judged(images, real, oracle.eval(), "nobody", 0)
     assert many["frechet"]["samples"] == 5
     assert many["notes"] == []
 
@@ -179,11 +189,16 @@ def test_training_images_as_synthetic_ones_are_unmasked(
     federation = make_federation(parts, test=random_samples(50, seed=2))
     oracle = nn.Sequential()
     oracle.encoder, oracle.classifier = nn.Flatten(), nn.Linear(64, 3)
-    found = assess(parts[0] + parts[1], federation, oracle.eval(), "nobody", 0)
+    real, copied = Real.of(federation), parts[0] + parts[1]
+    found = {**assess(copied, real, 0), **judged(copied, real, oracle.eval(), "nobody", 0)}
+    assert found["exact_copies"] == {"count": 50, "first": list(range(20))}
+    assert found["data_free"]["nearer_to_training"]["low"] > 0.9
     assert found["nearest"]["share_below"] == 1
     assert found["frechet"]["synthetic"] == pytest.approx(0, abs=1e-6)
     assert found["frechet"]["test"] > 1
-    other = assess(federation.test, federation, oracle.eval(), "nobody", 0)
+    other = {**assess(federation.test, real, 0), **judged(federation.test, real, oracle.eval(), "nobody", 0)}
+    assert other["exact_copies"] == {"count": 0, "first": []}
+    assert other["data_free"]["nearer_to_training"]["high"] < 0.1
     assert other["nearest"]["share_below"] == pytest.approx(0.02, abs=0.011)
     assert other["frechet"]["synthetic"] == other["frechet"]["test"]
 
@@ -195,9 +210,8 @@ def test_copies_of_images_without_a_label_are_unmasked_too(
     secret = random_samples(30, seed=1)
     federation = make_federation([random_samples(5)], test=random_samples(50, seed=2))
     clients = (replace(federation.clients[0], unlabelled=secret),)
-    oracle = nn.Sequential()
-    oracle.encoder, oracle.classifier = nn.Flatten(), nn.Linear(64, 3)
-    found = assess(secret, replace(federation, clients=clients), oracle.eval(), "nobody", 0)
+    found = assess(secret, Real.of(replace(federation, clients=clients)), 0)
+    assert found["exact_copies"]["count"] == 30
     assert found["nearest"]["share_below"] == 1
 
 
@@ -209,7 +223,7 @@ def test_copies_of_images_without_a_label_are_unmasked_too(
     [
         ("nowhere", "oracle", "measure", ("nowhere", "no experiment.toml")),
         ("zda", "nowhere", "oracle", ("nowhere", "no experiment.toml")),
-        ("oracle", "zda", "measure", ("run of central", "feddpms, fedzdac")),
+        ("oracle", "zda", "measure", ("run of central", "feddpms", "fedzdac")),
         ("personal", "oracle", "measure", ("run of local", "global")),
         ("zda", "personal", "oracle", ("run of local", "global")),
         ("python", "oracle", "measure", ("data of", "Python", "allowed: ")),

@@ -225,8 +225,17 @@ class Algorithm(BaseModel):
         """
         return weights
 
-    def synthetic(self, server: Server) -> Samples | None:
-        """Synthetic images to show in the run directory, or None where there are none."""
+    def synthetic(self, server: Server, per_class: int | None = None) -> Samples | None:
+        """Synthetic samples of a finished run, which need no client's data but what was sent.
+
+        Args:
+            server: After the last round; streams are that round's.
+            per_class: So many of each class: exactly where the algorithm can make them, at most where it has a fixed set;
+                None: those that the run's picture shows.
+
+        Returns:
+            Inputs as they are stored, with labels; -1 where None was asked for and a sample has none. None where there are none.
+        """
         return None
 
 

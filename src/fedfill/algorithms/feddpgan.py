@@ -135,19 +135,22 @@ class FedDPGAN(GANOptions, FedAvg):
         """Local training on the client's own images and on the generator's."""
         if message.generator is not None:
             client.state.synthetic = self.images(
-                message.generator, client.classes, client.data, client.stream("images")
+                message.generator, client.classes, client.data, client.stream("images"), self.images_per_class
             )
         data = client.data + client.state.synthetic
         return self.contribute(client, message, self.loss, data=data).reply(Update, samples=len(client.data))
 
-    def images(self, generator: Weights, classes: int, sample: Samples, stream: torch.Generator) -> Samples:
+    def images(
+        self, generator: Weights, classes: int, sample: Samples, stream: torch.Generator, per_class: int
+    ) -> Samples:
         """Equally many images of each class."""
-        labels = torch.arange(classes, device=stream.device).repeat_interleave(self.images_per_class)
+        labels = torch.arange(classes, device=stream.device).repeat_interleave(per_class)
         made = gan.generate(GAN(generator, {}, None, None, 0), labels, sample, self.gan(classes), stream)
         return Samples(made, labels)
 
-    def synthetic(self, server: Server) -> Samples | None:
-        """Images of the common generator."""
+    def synthetic(self, server: Server, per_class: int | None = None) -> Samples | None:
+        """Images of the common generator, as many as are asked for."""
         if server.state.gan is None:
             return None
-        return self.images(server.state.gan.generator, server.classes, server.sample, server.stream("samples"))
+        generator, wanted = server.state.gan.generator, per_class or self.images_per_class
+        return self.images(generator, server.classes, server.sample, server.stream("samples"), wanted)

@@ -292,9 +292,9 @@ class FedDPMS(NoisyMeans, VAEOptions, Composable):
         if warning is not None:
             server.warn(warning)
 
-    def synthetic(self, server: Server) -> Samples | None:
-        """Images of everything that was shared, as a recipient would make them."""
+    def synthetic(self, server: Server, per_class: int | None = None) -> Samples | None:
+        """Images of everything that was shared, as a recipient would make them; codes filtered at home are a fixed set."""
         if not server.state.shared:
             return None
         model = server.model({**server.state.weights, **server.state.decoder})
-        return self.synthesise(model, list(server.state.shared.values()), server.stream("samples"))[0]
+        return self.decoded(model, list(server.state.shared.values()), server.stream("samples"), per_class)

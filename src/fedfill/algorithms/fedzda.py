@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from fedfill import tree
 from fedfill.algorithms import Broadcast, Update
 from fedfill.algorithms.fedavg import FedAvg
-from fedfill.data.samples import Samples
+from fedfill.data.dataset import together
+from fedfill.data.samples import Samples, some_of_each
 from fedfill.errors import FedfillError
 from fedfill.models.views import NORMALISATION
 from fedfill.privacy.releases import public, unbounded
@@ -142,12 +143,23 @@ class _ZeroShotDataAugmentation(FedAvg):
         """The global model, and the last synthetic images that the server made."""
         return {**super().server_state(initial), "synthetic": None}
 
-    def synthetic(self, server: Server) -> Samples | None:
-        """The server's last images, or some from the global model."""
-        if server.state.synthetic is not None:
-            return server.state.synthetic  # type: ignore[no-any-return]
-        model = server.model(server.state.weights)
-        return invert(model, range(server.classes), server.sample, self.inversion, server.stream("samples")).samples
+    def synthetic(self, server: Server, per_class: int | None = None) -> Samples | None:
+        """The server's last images, a fixed set, or where it made none as many as are asked for from the global model."""
+        made: Samples | None = server.state.synthetic
+        stream = server.stream("samples")
+        if made is None:
+            model, wanted = server.model(server.state.weights), per_class or self.images_per_class
+            # as many at a time as in the rounds: the statistics that are matched are those of one batch
+            sizes = [min(self.images_per_class, wanted - k) for k in range(0, wanted, self.images_per_class)]
+            made = together(
+                [
+                    invert(
+                        model, range(server.classes), server.sample, replace(self.inversion, per_class=n), stream
+                    ).samples
+                    for n in sizes
+                ]
+            )
+        return made if per_class is None else some_of_each(made, per_class, stream)
 
     def train_at_server(self, server: Server, replies: Mapping[int, Any], t: int) -> None:
         """Images from the clients' models, and the average trained on them (algorithm 3, lines 8 to 11).

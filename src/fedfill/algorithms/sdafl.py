@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from fedfill.algorithms import Broadcast, Update
 from fedfill.algorithms.fedavg import FedAvg
-from fedfill.data.samples import UNKNOWN, Batch, Samples, draw, fits
+from fedfill.data.samples import UNKNOWN, Batch, Samples, draw, fits, some_of_each
 from fedfill.errors import FedfillError
 from fedfill.privacy.releases import public, unbounded
 from fedfill.protocol.client import Client, client_handler
@@ -284,10 +284,10 @@ class SDAFL(GANOptions, FedAvg):
 
         return loss
 
-    def synthetic(self, server: Server) -> Samples | None:
-        """All clients' images with their newest labels."""
+    def synthetic(self, server: Server, per_class: int | None = None) -> Samples | None:
+        """All clients' images with their newest labels: a fixed set, of which a class may have fewer than are asked for."""
         pool: Samples | None = server.state.pool
-        return pool
+        return pool if pool is None or per_class is None else some_of_each(pool, per_class, server.stream("samples"))
 
 
 class SDAFLAC(SDAFL):

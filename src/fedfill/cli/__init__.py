@@ -12,7 +12,7 @@ from typer.core import TyperGroup
 
 import fedfill
 from fedfill.cli import deploy
-from fedfill.cli.commands import compare, measure, partition, reproduce, resume, run
+from fedfill.cli.commands import compare, measure, partition, reproduce, resume, run, synthesise
 from fedfill.cli.listing import list_names
 from fedfill.cli.terminal import err, out
 from fedfill.errors import FedfillError
@@ -44,7 +44,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-for command in (run, resume, compare, reproduce, measure, partition):
+for command in (run, resume, compare, reproduce, synthesise, measure, partition):
     app.command()(command)
 app.command("list")(list_names)
 app.add_typer(deploy.app, name="deploy")

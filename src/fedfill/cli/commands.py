@@ -37,6 +37,7 @@ def run(
     INCIDENTAL | PLACES | {"rounds"},
     rounds="A larger number of rounds (T) than the run has. [default: the run's]",
     start_from="Where the run lies now whose weights this one began with. [default: the run's]",
+    extra="Where the file lies now whose samples the clients have beside their own. [default: the run's]",
 )
 def resume(options: Options, directory: Annotated[Path, typer.Argument(help="A run directory.")]) -> None:
     """Continue a run that was stopped, or give one more rounds.
@@ -112,18 +113,51 @@ def reproduce(
 @takes({"data_dir", "device"})
 def measure(
     options: Options,
-    directory: Annotated[
-        Path, typer.Argument(metavar="DIR", help="Directory of a finished run with synthetic images.")
+    subject: Annotated[
+        Path,
+        typer.Argument(
+            metavar="RUN", help="Directory of a finished run with synthetic samples, or a file of 'fedfill synthesise'."
+        ),
     ],
     oracle: Annotated[
-        Path, typer.Option(help="Directory of a finished run on the same data, such as central's, whose model judges.")
-    ],
+        Path | None,
+        typer.Option(
+            help="Directory of a finished run on the same data, such as central's, whose model judges as well. [default: nobody's]"
+        ),
+    ] = None,
+    per_class: Annotated[
+        int | None, typer.Option(help="Samples of each class that are made. [default: those of the run's picture]")
+    ] = None,
+    ceiling: Annotated[
+        bool, typer.Option("--ceiling", help="Train the same classifier on the real samples too, for comparison.")
+    ] = False,
     out: Annotated[
-        Path | None, typer.Option(help="Folder of measures.json and measures.png. [default: DIR/samples]")
+        Path | None,
+        typer.Option(
+            help="Folder of measures.json and measures.png. [default: RUN/samples, or NAME.measures beside a file]"
+        ),
     ] = None,
 ) -> None:
-    """Measure how good a run's synthetic images are."""
-    terminal.print_measures(fedfill.measure(directory, oracle=oracle, out=out, **options))
+    """Measure how good synthetic samples are: a run's, or a file's."""
+    options |= {"per_class": per_class, "ceiling": ceiling}
+    terminal.print_measures(fedfill.measure(subject, oracle=oracle, out=out, **options))
+
+
+@takes({"data_dir", "device"})
+def synthesise(
+    options: Options,
+    directory: Annotated[
+        Path, typer.Argument(metavar="RUN", help="Directory of a finished run that makes synthetic samples.")
+    ],
+    out: Annotated[Path, typer.Option(help="The file, which ends in .safetensors; a picture is written beside it.")],
+    per_class: Annotated[int, typer.Option(help="Samples of each class. [default: 500]", show_default=False)] = 500,
+    against: Annotated[
+        str | None,
+        typer.Option(help="A data set, by its name or its folder, whose nearest images the picture shows below."),
+    ] = None,
+) -> None:
+    """Write a run's synthetic samples as a file."""
+    terminal.print_synthesised(fedfill.synthesise(directory, out=out, per_class=per_class, against=against, **options))
 
 
 @takes(DATA | {"seed"})

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from fedfill.experiment.summary import Result
     from fedfill.studies.compare import Comparison, Difference
     from fedfill.studies.measure import Measures
+    from fedfill.studies.synthesise import Synthesised
 
 MOST_ROWS = 40
 READABLE = 100
@@ -182,45 +183,99 @@ def print_comparison(comparison: Comparison) -> None:
 
 
 def print_measures(measures: Measures) -> None:
-    """How many synthetic images are recognised, by class, and the other measures."""
+    """How good synthetic samples are: by class who recognises what, and below one line for each measure."""
     found = measures.document
-    oracle, balance, near, frechet = (found[name] for name in ("oracle", "balance", "nearest", "frechet"))
+    oracle, balance, learnt = found["oracle"], found["balance"], found["trained_on"] or {}
+    judge = "" if oracle is None else f", and the oracle {oracle['name']}"
     out.print(
-        f"Synthetic images of {found['algorithm']} on {found['dataset']}, seed {found['seed']}, and the oracle {oracle['name']}: accuracies in "
-        "percent, the oracle's on the synthetic images, and both models' on real test images",
+        f"Synthetic samples of {found['algorithm']} on {found['dataset']}, seed {found['seed']}{judge}: accuracies in percent, on real "
+        "test samples where not told otherwise",
         width=min(out.width, READABLE),
     )
+    columns: dict[str, tuple[list[float | None], float | None]] = {}
+    if oracle is not None:
+        columns["oracle, synthetic"] = found["recognised_by_class"], found["recognised"]
+        columns["oracle"] = oracle["accuracy_by_class"], oracle["accuracy"]
+    if found["accuracy"] is not None:
+        columns[found["algorithm"]] = found["accuracy_by_class"], found["accuracy"]
+    for what in ("synthetic", "real", "both"):
+        if what in learnt:
+            columns[f"trained on {what}"] = learnt[what]["accuracy_by_class"], learnt[what]["accuracy"]["value"]
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     table.add_column("class", overflow="fold")
-    for column in ("images", "oracle, synthetic", f"{found['algorithm']}, real", "oracle, real"):
+    for column in ("samples", *columns):
         table.add_column(column, justify="right")
-    counts = balance["counts"]
-    shares = found["recognised_by_class"], found["accuracy_by_class"], oracle["accuracy_by_class"]
+    counts, shares = balance["counts"], [by_class for by_class, _ in columns.values()]
     for name, count, *row in list(zip(found["class_names"], counts, *shares, strict=True))[:MOST_ROWS]:
         table.add_row(name, f"{count:,}", *(_mean(value, None) for value in row))
-    every = (found["recognised"], found["accuracy"], oracle["accuracy"])
-    table.add_row("all", f"{sum(counts):,}", *(_mean(value, None) for value in every), style="bold")
+    table.add_row("all", f"{sum(counts):,}", *(_mean(value, None) for _, value in columns.values()), style="bold")
     out.print(table)
     if len(counts) > MOST_ROWS:
         _paragraph(f"... and {len(counts) - MOST_ROWS} more classes, all of them in the picture.")
-    more = Table(show_header=False)
-    more.add_row("synthetic images (of them labelled)", f"{found['samples']:,} ({balance['labelled']:.1%})")
-    more.add_row(
-        "entropy of their labels (1: balanced)", "-" if balance["entropy"] is None else _share(balance["entropy"])
-    )
-    if frechet is not None:
-        more.add_row(f"Fréchet distance to training images, n={frechet['samples']:,}", f"{frechet['synthetic']:.4g}")
-        more.add_row("the same of real test images", f"{frechet['test']:.4g}")
-    more.add_row("distance to the nearest training image: median", f"{near['median']:.4f}")
-    more.add_row("the same of real test images", f"{near['real_median']:.4f}")
-    more.add_row("nearest of all", f"{near['minimum']:.4f}")
-    more.add_row(f"share within {near['real_percentile']:.4f} (of the real ones: 1 %)", f"{near['share_below']:.1%}")
+    more = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    more.add_column("measure", overflow="fold")
+    for column in ("value", "interval of 95 %", "real test samples"):
+        more.add_column(column, justify="right")
+    for cells in _rows_of(found):
+        more.add_row(*cells)
     out.print(more)
-    if frechet is not None:
-        _paragraph(f"Features: {frechet['features']}.")
+    features = [
+        found["data_free"]["features"],
+        *([found["frechet"]["features"]] if found["frechet"] is not None else []),
+    ]
+    _paragraph(f"Features: {'; '.join(features)}. An observer's figures: nothing may be chosen by them.")
     for note in found["notes"]:
         _paragraph(note)
     tell(f"\nWritten: {measures.directory}/measures.json, measures.png")
+
+
+def _rows_of(found: dict[str, Any]) -> Iterator[tuple[str, str, str, str]]:
+    """The measures: name, value, interval, and the same of real test samples."""
+    free, balance, near, copies = (found[name] for name in ("data_free", "balance", "nearest", "exact_copies"))
+
+    def row(name: str, estimate: dict[str, Any] | None, real: str = "") -> tuple[str, str, str, str]:
+        if estimate is None:
+            return name, "-", "-", real
+        low, high = f"{estimate['low']:.4g}", f"{estimate['high']:.4g}"
+        return f"{name}, n={estimate['n']:,}", f"{estimate['value']:.4g}", f"{low} .. {high}", real
+
+    def value(estimate: dict[str, Any] | None) -> str:
+        return "-" if estimate is None else f"{estimate['value']:.4g}"
+
+    for what, estimate in (found["trained_on"] or {}).items():
+        if isinstance(estimate, dict):
+            yield row(f"accuracy, trained on {what}", estimate["accuracy"])
+    yield row("Fréchet distance to test samples", free["frechet"], value(free["frechet_floor"]))
+    yield row("precision", free["precision"], value(free["real_precision"]))
+    yield row("recall", free["recall"], value(free["real_recall"]))
+    yield row("nearer to a training sample than to a test sample (.5: no copying)", free["nearer_to_training"])
+    yield "exact copies of training samples", f"{copies['count']:,}", "", ""
+    yield "samples (of them labelled)", f"{found['samples']:,} ({balance['labelled']:.1%})", "", ""
+    yield (
+        "entropy of the labels (1: balanced)",
+        "-" if balance["entropy"] is None else _share(balance["entropy"]),
+        "",
+        "",
+    )
+    yield "distance to the nearest training sample: median", f"{near['median']:.4f}", "", f"{near['real_median']:.4f}"
+    yield "nearest of all", f"{near['minimum']:.4f}", "", ""
+    yield f"share within {near['real_percentile']:.4f}", f"{near['share_below']:.1%}", "", "1.0%"
+    if (own := found["frechet"]) is not None:
+        name = f"Fréchet distance to training samples by the oracle's encoder, n={own['samples']:,}"
+        yield name, f"{own['synthetic']:.4g}", "", f"{own['test']:.4g}"
+
+
+def print_synthesised(made: Synthesised) -> None:
+    """How many there are of each class, what guarantee they carry, and where they lie."""
+    origin, counts = made.origin, made.samples.counts(len(made.origin.class_names))
+    few = [
+        f"{name} {count:,}" for name, count in zip(origin.class_names, counts, strict=True) if count < origin.per_class
+    ]
+    _paragraph(f"{sum(counts):,} synthetic samples ({origin.words}), {origin.per_class:,} of each class asked for.")
+    if few:
+        _paragraph(f"Fewer of {', '.join(few[:MOST_ROWS])}{', ...' if len(few) > MOST_ROWS else ''}.")
+    _paragraph(f"Privacy: {origin.guarantee}.")
+    tell(f"\nWritten: {made.path}" + (f", {made.picture}" if made.picture is not None else ""))
 
 
 def _print_fairness(comparison: Comparison) -> None:

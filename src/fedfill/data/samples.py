@@ -101,6 +101,24 @@ def fits(samples: Samples, sample: Samples, classes: int) -> bool:
     return bool((labels >= 0).all() & (labels < classes).all())
 
 
+def some_of_each(samples: Samples, most: int, generator: torch.Generator) -> Samples:
+    """No more than some of each class.
+
+    Args:
+        samples: Those without a label are left out.
+        most: Of a class.
+        generator: Stream of the choice, on the samples' device.
+
+    Returns:
+        Class after class, drawn without replacement; all of a class that has no more.
+    """
+    order = torch.randperm(len(samples), generator=generator, device=samples.labels.device)
+    shuffled = samples.labels[order]
+    classes = sorted({c for c in shuffled.tolist() if c >= 0})
+    chosen = [order[shuffled == c][:most].sort().values for c in classes]
+    return samples[torch.cat([order[:0], *chosen])]
+
+
 def draw(data: Samples, b: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """A mini-batch, each sample of it drawn from all.
 

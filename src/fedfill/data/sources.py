@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from PIL import Image
 
+from fedfill.data import synthetic
 from fedfill.data.dataset import Part, Source, join, parts_of, source_of
 from fedfill.data.folders import find_layout, from_folder, holds_classes_alone, readable
 from fedfill.data.images import pixels
@@ -57,7 +58,8 @@ def load(name: str, data_dir: Path | str | None = None, size: int | None = None)
     """The data set of this name: bundled, else from the data folder, else from the Hugging Face Hub.
 
     Args:
-        name: ``digits``, a folder or a table (``NAME.csv``) below `data_dir`, or one of `NAMES`.
+        name: ``digits``, a folder or a table (``NAME.csv``) below `data_dir`, one of `NAMES`, or a file of synthetic samples
+            (``NAME.safetensors``), which is tested on the test set of the data set that it was made from.
         data_dir: Where tables and folders of Parquet files or images lie; the environment variable FEDFILL_DATA where None.
         size: Pixels to a side to bring every image to, grey where all are grey; None: as they are.
 
@@ -70,7 +72,12 @@ def load(name: str, data_dir: Path | str | None = None, size: int | None = None)
     setting, folder = (
         ("data_dir", data_dir) if data_dir is not None else ("FEDFILL_DATA", os.environ.get("FEDFILL_DATA"))
     )
-    return _load(name, os.path.abspath(os.path.expanduser(folder)) if folder else None, setting, size)
+    place = os.path.abspath(os.path.expanduser(folder)) if folder else None
+    if synthetic.is_file(name):  # never from the cache: the file may have been written anew
+        return synthetic.as_source(
+            synthetic.locate(name, place), lambda real, side: _load(real, place, setting, side), size
+        )
+    return _load(name, place, setting, size)
 
 
 @functools.lru_cache(maxsize=2)

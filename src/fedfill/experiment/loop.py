@@ -253,8 +253,10 @@ def _cost(server: Server, before: Costs, seconds: float) -> dict[str, Any]:
     }
 
 
-def synthetic_images(prepared: Prepared, directory: RunDirectory, device: torch.device) -> Samples | None:
-    """The synthetic images of a finished run, those of which its picture shows the first."""
+def synthetic_images(
+    prepared: Prepared, directory: RunDirectory, device: torch.device, per_class: int | None = None
+) -> Samples | None:
+    """The synthetic images of a finished run, so many of each class, or those of which its picture shows the first."""
     # no client is called; like a run it computes in one thread, so that the bits are the same
     engine = LocalEngine(
         prepared.algorithm, prepared.federation, prepared.model, prepared.initial, seed=prepared.experiment.seed,
@@ -263,7 +265,7 @@ def synthetic_images(prepared: Prepared, directory: RunDirectory, device: torch.
     try:
         server = _server(prepared, engine, device)
         _restore(prepared, directory, server, engine, device)
-        return _images(prepared, server)
+        return _images(prepared, server, per_class)
     finally:
         engine.close()
 
@@ -290,10 +292,10 @@ def _server(
     return server
 
 
-def _images(prepared: Prepared, server: Server) -> Samples | None:
+def _images(prepared: Prepared, server: Server, per_class: int | None = None) -> Samples | None:
     # also after a kill behind the last round: the images' draws are that round's
     server.begin(prepared.experiment.rounds - 1)
-    return prepared.algorithm.synthetic(server)
+    return prepared.algorithm.synthetic(server, per_class)
 
 
 def _models(algorithm: Algorithm, server: Server, engine: Engine) -> Weights:

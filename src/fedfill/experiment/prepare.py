@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from fedfill.algorithms import Algorithm, find, known_algorithms
 from fedfill.data.division import federate
 from fedfill.data.federation import Federation
+from fedfill.data.synthetic import with_extra
 from fedfill.engines import require
 from fedfill.engines.allocator import keep_freed_memory
 from fedfill.errors import FedfillError, checked, did_you_mean
@@ -97,6 +98,10 @@ def prepare(
         raise FedfillError(
             f"engine: found flower with algorithm={kind.name}, which is no federation of hosts; allowed: local and ray"
         )
+    if experiment.extra is not None and experiment.engine == "flower":
+        raise FedfillError(
+            f"extra: found {experiment.extra} with engine=flower, whose hosts don't have the file; allowed: engine=local or ray"
+        )
     settings, model_settings = _checked_settings(kind, experiment)
     if experiment.start_from is not None and model_settings.weights is not None:
         raise FedfillError(
@@ -117,6 +122,8 @@ def prepare(
         )
     if kind.pooled:
         federation = federation.pooled()
+    if experiment.extra is not None:
+        federation = with_extra(federation, experiment.extra, experiment.data_dir)
     if kind.personal and experiment.engine == "flower":
         federation = _at_their_hosts(federation, experiment)
     if experiment.preset is not None and not kind.paper:
@@ -260,7 +267,13 @@ def _at_their_hosts(federation: Federation, experiment: Experiment) -> Federatio
 def default_directory(prepared: Prepared) -> Path:
     """``runs/<name>`` with a name that tells the experiment and never clashes with another's."""
     experiment = prepared.experiment
-    words = [experiment.algorithm, experiment.data, experiment.partition, f"seed{experiment.seed}", prepared.digest[:8]]
+    words = [
+        experiment.algorithm,
+        Path(experiment.data).name,
+        experiment.partition,
+        f"seed{experiment.seed}",
+        prepared.digest[:8],
+    ]
     return Path("runs") / "-".join(re.sub(r"[^\w.+-]", "", word) for word in words)
 
 

@@ -34,7 +34,8 @@ class Experiment(BaseModel):
     algorithm: str
     """Algorithm: a name of 'fedfill list algorithms'."""
     data: Data[str] = "digits"
-    """Data set: a name of 'fedfill list datasets', or a folder or a table (NAME.csv) in the folder `data_dir`."""
+    """Data set: a name of 'fedfill list datasets', a folder or a table (NAME.csv) in the folder `data_dir`, or a file of
+    'fedfill synthesise' (FILE.safetensors)."""
     data_dir: Data[Incidental[str | None]] = None
     """Folder with data sets as Parquet, images or CSV. None: $FEDFILL_DATA."""
     data_fraction: Data[float] = Field(default=1.0, gt=0, le=1)
@@ -54,6 +55,8 @@ class Experiment(BaseModel):
     """Share of each client's other samples that is kept as its validation split. None: no validation split."""
     labelled_per_client: Data[int | None] = Field(default=None, ge=1)
     """How many of each client's training samples keep their labels. None: all."""
+    extra: Place[str | None] = None
+    """File of 'fedfill synthesise', whose samples each client has beside its own labelled ones. None: no such samples."""
     participation: float = Field(default=1.0, gt=0, le=1)
     """Share of the clients that take part in a round."""
     rounds: int = Field(default=50, ge=1)

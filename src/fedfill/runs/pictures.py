@@ -98,7 +98,13 @@ def heat_map(
     _save(figure, Path(path))
 
 
-def image_grid(samples: Samples, class_names: Sequence[str], path: Path | str, per_class: int = 10) -> None:
+def image_grid(
+    samples: Samples,
+    class_names: Sequence[str],
+    path: Path | str,
+    per_class: int = 10,
+    below: torch.Tensor | None = None,
+) -> None:
     """A picture of samples: one row per class with its name, the first examples of the class side by side.
 
     Args:
@@ -106,6 +112,7 @@ def image_grid(samples: Samples, class_names: Sequence[str], path: Path | str, p
         class_names: The classes' names; a class without samples has an empty row.
         path: The PNG file to write; replaced in one step where it exists.
         per_class: The most examples of one class.
+        below: For each the nearest of other images, of its shape, which stands under it; None: none.
 
     Raises:
         FedfillError: Where the samples aren't such images or there are none.
@@ -117,26 +124,36 @@ def image_grid(samples: Samples, class_names: Sequence[str], path: Path | str, p
             "but uint8 images [1 or 3, h, w] are needed"
         )
     labels = samples.labels.cpu().numpy()
+    side, width = inputs.shape[2:]
+    gap = max(1, round(side / 14))
+    if below is not None:  # each becomes one taller image, with a line between the two
+        line = inputs.new_full((*inputs.shape[:2], gap, width), 255)
+        inputs = torch.cat([inputs, line, below.cpu()], 2)
     images = inputs.permute(0, 2, 3, 1).numpy()  # [n, h, w, c]
     rows = [images[np.flatnonzero(labels == index)[:per_class]] for index in range(len(class_names))]
-    height, width = images.shape[1:3]
+    height = images.shape[1]
     columns = max(map(len, rows))
-    gap = max(1, round(height / 14))
-    canvas = np.full((len(rows) * (height + gap) - gap, columns * (width + gap) - gap, 3), 255, np.uint8)
+    apart = gap if below is None else 3 * gap  # of rows
+    canvas = np.full((len(rows) * (height + apart) - apart, columns * (width + gap) - gap, 3), 255, np.uint8)
     for row, examples in enumerate(rows):
         for column, example in enumerate(examples):
-            top, left = row * (height + gap), column * (width + gap)
+            top, left = row * (height + apart), column * (width + gap)
             canvas[top : top + height, left : left + width] = example  # grey spreads over the three channels
-    cell = 0.5 if len(rows) <= 30 else 0.3  # inches
+    cell = (0.5 if len(rows) <= 30 else 0.3) * (1 if below is None else 2)  # inches
     names = [_short(name) for name in class_names]
     figure, axes = _page(columns * cell * width / height, len(rows) * cell)
     axes.imshow(canvas, aspect="auto", interpolation="nearest")
     axes.set_yticks(
-        [row * (height + gap) + (height - 1) / 2 for row in range(len(rows))], names, fontsize=9 if cell == 0.5 else 7
+        [row * (height + apart) + (height - 1) / 2 for row in range(len(rows))],
+        names,
+        fontsize=9 if len(rows) <= 30 else 7,
     )
     axes.set_xticks([])
     kind = "grey" if images.shape[3] == 1 else "colour"
-    axes.set_title(f"{width}x{height} {kind}, {_many(len(rows), 'class')}", loc="left", color=INK, fontsize=11, pad=10)
+    title = f"{width}x{side} {kind}, {_many(len(rows), 'class')}" + (
+        "" if below is None else ", and below each its nearest"
+    )
+    axes.set_title(title, loc="left", color=INK, fontsize=11, pad=10)
     _save(figure, Path(path))
 
 

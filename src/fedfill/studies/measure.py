@@ -1,4 +1,4 @@
-"""Measures of a run's synthetic images, with another run's model as the judge.
+"""Measures of synthetic samples: of a run's, or of a file's, with another run's model as a judge where one is given.
 
 The judge, or oracle, is a classifier that was trained on the same data, most often by ``central``. All of it is an observer's: it looks
 at the clients' real data side by side, which no party of a federation could.
@@ -11,23 +11,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from fedfill import __version__, tree
-from fedfill.algorithms import Algorithm, find, known_algorithms
+from fedfill.data import sources, synthetic
 from fedfill.data.federation import Federation
 from fedfill.data.samples import Samples
 from fedfill.engines.local import choose_device
 from fedfill.engines.runner import make_resident
 from fedfill.errors import FedfillError
-from fedfill.experiment.loop import recorded, synthetic_images
-from fedfill.experiment.prepare import Prepared
-from fedfill.experiment.settings import PYTHON
-from fedfill.experiment.summary import Result
+from fedfill.experiment.prepare import Prepared, divide
 from fedfill.runs.directory import RunDirectory, to_json, write_atomically, writing
-from fedfill.streams import torch_stream
-from fedfill.studies.run import reopen
-from fedfill.synthesis.measures import class_balance, features, frechet_distance, nearness, recognised
+from fedfill.studies.assess import Real, assess, judged, one_thread, trained_on
+from fedfill.studies.finished import finished, made_by, require_global, require_maker
 
 
 @dataclass(frozen=True)
@@ -43,129 +38,146 @@ class Measures:
     document: dict[str, Any]
 
 
+@dataclass(frozen=True)
+class _Subject:
+    """What is measured, and beside what.
+
+    Attributes:
+        path: The run directory, or the file.
+        folder: Where the figures go unless told otherwise.
+        about: Its own figures and words, for the document.
+        samples: The synthetic samples, on the device that is asked for.
+        real: The real data.
+        seed: Of all draws.
+        rounds: Records of the run, and its clients' data; None for a file.
+    """
+
+    path: Path
+    folder: Path
+    about: dict[str, Any]
+    samples: Samples
+    real: Real
+    seed: int
+    rounds: tuple[list[dict[str, Any]], Federation] | None
+
+
 def measure(
-    directory: str | Path,
-    *,
-    oracle: str | Path,
-    data_dir: str | Path | None = None,
-    device: str | None = None,
-    out: str | Path | None = None,
-) -> Measures:
-    """How good the synthetic images in a finished run's checkpoint are.
+    subject: str | Path, *, oracle: str | Path | None = None, per_class: int | None = None, ceiling: bool = False,
+    data_dir: str | Path | None = None, device: str | None = None, out: str | Path | None = None,
+) -> Measures:  # fmt: skip
+    """How good synthetic samples are: those in a finished run's checkpoint, or those of a file of `synthesise`.
 
     Args:
-        directory: The run directory.
-        oracle: Another run directory, on the same data; its final global model judges the images.
+        subject: The run directory, or the file.
+        oracle: Another run directory, on the same data; its final global model judges the samples. None: nobody does, and all
+            other figures are the same.
+        per_class: Of a run, so many of each class; None: those that its picture shows.
+        ceiling: Whether the classifier that is trained on the samples is trained on real ones as well, for comparison.
         data_dir: Another folder with the same data.
-        device: Another device than the run's.
-        out: Folder of ``measures.json`` and ``measures.png``; None: ``samples`` in the run directory.
+        device: Another device than the run's; of a file, other than ``auto``.
+        out: Folder of ``measures.json`` and ``measures.png``; None: ``samples`` in the run directory, or ``NAME.measures`` beside the
+            file.
 
     Returns:
         The figures.
 
     Raises:
-        FedfillError: Where a folder holds no finished run that can be measured or can judge, or the two don't fit together.
+        FedfillError: Where there is no finished run and no file that can be measured or can judge, or the two don't fit together.
     """
-    place, judges = RunDirectory(Path(directory)), RunDirectory(Path(oracle))
-    _require_global(place, "measure")
-    _require_global(judges, "oracle")
-    kind = find(str(place.read_experiment("measure")["algorithm"]))
-    if kind.synthetic is Algorithm.synthetic:
-        raise FedfillError(
-            f"measure: {place.path} is a run of {kind.name}, which makes no synthetic images; allowed: runs of {_makers()}"
-        )
-    run, result = _finished(place, "measure", data_dir, device)
-    judge, judged = _finished(judges, "oracle", data_dir, device)
-    _require_same_data(run, place.path, judge, judges.path)
-    sha256 = result.summary["weights_sha256"]
-    if sha256 == judged.summary["weights_sha256"]:
-        raise FedfillError(
-            f"oracle: {judges.path} holds the model of {place.path} itself, which would judge its own images; allowed: another "
-            "run on the same data, such as one of central"
-        )
-
-    where = choose_device(run.experiment.device)
-    samples = synthetic_images(run, place, where)
-    if samples is None or not len(samples):
-        raise FedfillError(
-            f"measure: the run of {kind.name} in {place.path} has ended without synthetic images; allowed: runs that made some"
-        )
-    model = make_resident(judge.model, where).load(tree.to(judged.weights, where)).eval()
-    name = f"{judge.experiment.algorithm} on {judge.experiment.data}"
+    path = Path(subject)
+    if per_class is not None and (type(per_class) is not int or per_class < 1):
+        raise FedfillError(f"per_class: found {per_class!r}; allowed: a whole number of at least 1")
+    judges = None if oracle is None else RunDirectory(Path(oracle))
+    if synthetic.is_file(path.name) and not path.is_dir():
+        if per_class is not None:
+            raise FedfillError(
+                f"per_class: found {per_class} with the file {path}, whose samples are made; allowed: none"
+            )
+        if judges is not None:
+            require_global(judges, "oracle")
+        found = _file(path, data_dir, choose_device(device or "auto"))
+    else:
+        found = _run(path, judges, per_class, data_dir, device)
     document = {
         "version": __version__,
-        "algorithm": run.experiment.algorithm,
-        "dataset": run.experiment.data,
-        "seed": run.experiment.seed,
-        "rounds": run.experiment.rounds,
-        "weights_sha256": sha256,
-        "accuracy": result.summary["accuracy"],
-        "accuracy_by_class": result.summary["accuracy_by_class"],
-        "oracle": {
-            "directory": str(oracle),
-            "name": name,
-            "model": judge.experiment.model,
-            "weights_sha256": judged.summary["weights_sha256"],
-            "accuracy": judged.summary["accuracy"],
-            "accuracy_by_class": judged.summary["accuracy_by_class"],
-        },
-        "class_names": list(run.federation.class_names),
-        **assess(samples, run.federation, model, name, run.experiment.seed),
-        "pseudo_labels": pseudo_labels(result.rounds, run.federation),
+        **found.about,
+        "class_names": list(found.real.class_names),
+        "oracle": None,
+        "recognised": None,
+        "recognised_by_class": None,
+        "frechet": None,
+        "notes": [],
     }
-    folder = place.path / "samples" if out is None else Path(out)
+    with one_thread():
+        if judges is not None:
+            document |= _judged(found, judges, data_dir, device)
+        document |= assess(found.samples, found.real, found.seed)
+        document["trained_on"] = trained_on(found.samples, found.real, ceiling)
+    document["pseudo_labels"] = None if found.rounds is None else pseudo_labels(*found.rounds)
+    if document["trained_on"] is None:
+        document["notes"] = [*document["notes"], "No classifier was trained: fewer than two samples have a label."]
+    folder = found.folder if out is None else Path(out)
     _write(document, folder)
     return Measures(folder, document)
 
 
-def assess(samples: Samples, federation: Federation, oracle: nn.Module, name: str, seed: int) -> dict[str, Any]:
-    """The measures of synthetic images beside a federation's real data.
-
-    Args:
-        samples: Synthetic images, at least one; -1 where one has no label.
-        federation: The real data.
-        oracle: A classifier in evaluation mode, on the device of the images.
-        name: Whose it is, for the record.
-        seed: Of the draws of as many real images.
-
-    Returns:
-        By name, as in ``measures.json``.
-    """
-    where = samples.labels.device
-    pooled = federation.pooled().clients[0]
-    training = pooled.train
-    by_class, overall = recognised(oracle, samples, federation.classes)
-    notes: list[str] = []
-    frechet = None
-    # a distance grows as samples get fewer: all three sets are of one size
-    n = min(len(samples), len(training), len(federation.test))
-    if not isinstance(getattr(oracle, "encoder", None), nn.Module):
-        notes.append(f"No Fréchet distance: the oracle's {type(oracle).__name__} has no part 'encoder'.")
-    elif n < 2:
-        notes.append("No Fréchet distance: it needs at least 2 synthetic and 2 real images.")
-    else:
-        made, real, test = (
-            features(oracle, _draw(those, n, seed, what).to(where).inputs)
-            for what, those in (("synthetic", samples), ("training", training), ("test", federation.test))
-        )
-        frechet = {
-            "features": f"encoder of {name}, d={made.shape[1]}",
-            "samples": n,
-            "synthetic": frechet_distance(made, real),
-            "test": frechet_distance(test, real),
-        }
-    seen = training + pooled.unlabelled  # a generator may have copied either
-    near = nearness(samples.inputs, seen.inputs.to(where), federation.test.inputs.to(where))
-    return {
-        "samples": len(samples),
-        "unlabelled": int((samples.labels < 0).sum()),
-        "recognised": overall,
-        "recognised_by_class": by_class,
-        "balance": asdict(class_balance(samples.labels, federation.classes)),
-        "frechet": frechet,
-        "nearest": asdict(near),
-        "notes": notes,
+def _run(
+    path: Path, judges: RunDirectory | None, per_class: int | None, data_dir: str | Path | None, device: str | None
+) -> _Subject:
+    place = RunDirectory(path)
+    require_maker(place, "measure")
+    if judges is not None:
+        require_global(judges, "oracle")
+    run, result = finished(place, "measure", data_dir, device)
+    samples = made_by(run, place, "measure", choose_device(run.experiment.device), per_class)
+    # the clients' own data: what --extra put beside them is not real
+    federation = run.federation if run.experiment.extra is None else divide(run.experiment)
+    summary = result.summary
+    about = {
+        "algorithm": run.experiment.algorithm,
+        "dataset": run.experiment.data,
+        "seed": run.experiment.seed,
+        "rounds": run.experiment.rounds,
+        "weights_sha256": summary["weights_sha256"],
+        "accuracy": summary["accuracy"],
+        "accuracy_by_class": summary["accuracy_by_class"],
+        "privacy": summary["privacy"]["statement"],
     }
+    seed, real = run.experiment.seed, Real.of(federation)
+    return _Subject(place.path, place.path / "samples", about, samples, real, seed, (result.rounds, run.federation))
+
+
+def _file(path: Path, data_dir: str | Path | None, device: torch.device) -> _Subject:
+    held = synthetic.read(path, "measure")
+    real = synthetic.real_of(held, path, lambda name, size: sources.load(name, data_dir, size), "measure")
+    about = {**asdict(held.origin), "dataset": held.origin.data, "accuracy": None, "accuracy_by_class": None}
+    del about["class_names"], about["data"]
+    samples = held.samples.to(device)
+    return _Subject(path, path.with_suffix(".measures"), about, samples, Real.of(real), held.origin.seed, None)
+
+
+def _judged(found: _Subject, judges: RunDirectory, data_dir: str | Path | None, device: str | None) -> dict[str, Any]:
+    """What the oracle says, and who it is."""
+    judge, by = finished(judges, "oracle", data_dir, device)
+    _require_same_data(found, judge, judges.path)
+    sha256 = by.summary["weights_sha256"]
+    if found.about.get("weights_sha256") == sha256:
+        raise FedfillError(
+            f"oracle: {judges.path} holds the model of {found.path} itself, which would judge its own images; allowed: another "
+            "run on the same data, such as one of central"
+        )
+    where = found.samples.labels.device
+    model = make_resident(judge.model, where).load(tree.to(by.weights, where)).eval()
+    name = f"{judge.experiment.algorithm} on {judge.experiment.data}"
+    who = {
+        "directory": str(judges.path),
+        "name": name,
+        "model": judge.experiment.model,
+        "weights_sha256": sha256,
+        "accuracy": by.summary["accuracy"],
+        "accuracy_by_class": by.summary["accuracy_by_class"],
+    }
+    return {"oracle": who, **judged(found.samples, found.real, model, name, found.seed)}
 
 
 def pseudo_labels(rounds: list[dict[str, Any]], federation: Federation) -> list[dict[str, Any]] | None:
@@ -204,75 +216,35 @@ def pseudo_labels(rounds: list[dict[str, Any]], federation: Federation) -> list[
     return found
 
 
-def _draw(samples: Samples, n: int, seed: int, what: str) -> Samples:
-    if n == len(samples):
-        return samples
-    index = torch.randperm(len(samples), generator=torch_stream(seed, "measure", what))[:n]
-    return samples[index.to(samples.labels.device)]
-
-
-def _makers() -> str:
-    kinds = known_algorithms()
-    return ", ".join(name for name, kind in kinds.items() if kind.synthetic is not Algorithm.synthetic)
-
-
-def _require_global(place: RunDirectory, setting: str) -> None:
-    """Refuse, before data are read, what has no global model or can't be prepared from its folder alone."""
-    if (place.path / "deployment.toml").exists():
-        raise FedfillError(
-            f"{setting}: {place.path} is a deployment's, whose data stay on their hosts; allowed: runs of 'fedfill run' and of rehearsals"
-        )
-    document = place.read_experiment(setting)
-    for what in ("data", "partition", "model"):
-        if str(document.get(what)).split(":")[0] == PYTHON:
-            raise FedfillError(
-                f"{setting}: the {what} of {place.path} came from Python; allowed: runs whose data, partition and model have names"
-            )
-    if find(str(document.get("algorithm"))).personal:
-        raise FedfillError(
-            f"{setting}: {place.path} is a run of {document['algorithm']}, whose clients have models of their own; "
-            "allowed: runs with a global model"
-        )
-    if place.summary() is None:
-        raise FedfillError(
-            f"{setting}: {place.path} holds {len(place.rounds())} of {document.get('rounds')} rounds; 'fedfill resume {place.path}' finishes it"
-        )
-
-
-def _finished(
-    place: RunDirectory, setting: str, data_dir: str | Path | None, device: str | None
-) -> tuple[Prepared, Result]:
-    prepared = reopen(place, setting=setting, data_dir=data_dir, device=device)
-    return prepared, recorded(prepared.digest, prepared.experiment.rounds, place, place.summary() or {})
-
-
-def _require_same_data(run: Prepared, place: Path, judge: Prepared, judges: Path) -> None:
+def _require_same_data(found: _Subject, judge: Prepared, judges: Path) -> None:
     """The oracle has to know the run's classes and inputs, and must not have been trained on what the run is tested on."""
-    ours, theirs = run.federation, judge.federation
-    if ours.shape != theirs.shape or ours.test.inputs.dtype != theirs.test.inputs.dtype:
-        found, allowed = (f"inputs {list(f.shape)} of {f.test.inputs.dtype}" for f in (theirs, ours))
-        raise FedfillError(f"oracle: {judges} was trained on {found}; allowed: {allowed}, as in {place}")
-    same = ours.class_names == theirs.class_names and all(
-        torch.equal(one, other)
-        for one, other in ((ours.test.inputs, theirs.test.inputs), (ours.test.labels, theirs.test.labels))
+    ours, theirs, dataset = found.real.test, judge.federation.test, found.about["dataset"]
+    if ours.inputs.shape[1:] != theirs.inputs.shape[1:] or ours.inputs.dtype != theirs.inputs.dtype:
+        other, allowed = (f"inputs {list(f.inputs.shape[1:])} of {f.inputs.dtype}" for f in (theirs, ours))
+        raise FedfillError(f"oracle: {judges} was trained on {other}; allowed: {allowed}, as in {found.path}")
+    same = found.real.class_names == judge.federation.class_names and all(
+        torch.equal(one, other) for one, other in ((ours.inputs, theirs.inputs), (ours.labels, theirs.labels))
     )
     if not same:
         raise FedfillError(
             f"oracle: {judges} was trained on {judge.experiment.data}, with other classes or another test set; "
-            f"allowed: a run on {run.experiment.data}, as in {place}"
+            f"allowed: a run on {dataset}, as in {found.path}"
         )
 
 
 def _write(document: dict[str, Any], folder: Path) -> None:
     from fedfill.runs.pictures import class_bars  # here: matplotlib costs every start a third of a second
 
-    algorithm = document["algorithm"]
-    bars = {
-        f"{algorithm}'s model on real test images": document["accuracy_by_class"],
-        "oracle on synthetic images": document["recognised_by_class"],
-    }
-    title = f"{algorithm} on {document['dataset']}; oracle: {document['oracle']['name']}"
+    algorithm, oracle, learnt = document["algorithm"], document["oracle"], document["trained_on"] or {}
+    bars = {f"{algorithm}'s model, real test images": document["accuracy_by_class"]} if document["accuracy"] else {}
+    for what in ("synthetic", "real", "both"):
+        if what in learnt:
+            bars[f"trained on {what}, real test images"] = learnt[what]["accuracy_by_class"]
+    if oracle is not None:
+        bars["oracle, synthetic images"] = document["recognised_by_class"]
+    title = f"{algorithm} on {document['dataset']}" + ("" if oracle is None else f"; oracle: {oracle['name']}")
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        class_bars(bars, document["class_names"], folder / "measures.png", title)
+        if bars:
+            class_bars(bars, document["class_names"], folder / "measures.png", title)
     write_atomically(folder / "measures.json", to_json(document))

@@ -90,7 +90,7 @@ def resume(
         device: Another device than before.
         data_dir: Another folder with the same data.
         **changes: Further options on how it runs and how long it waits for whom: ``min_replies``, ``reply_timeout``, ``ray_address``,
-            ``gpus_per_worker``; and ``start_from``, where the run that it began with has moved.
+            ``gpus_per_worker``; and ``start_from`` and ``extra``, where what it began with has moved.
 
     Returns:
         The finished run.

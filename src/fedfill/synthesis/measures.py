@@ -1,6 +1,7 @@
 """Measures of synthetic samples: are they recognised, are they spread like real ones, are they copies, are classes balanced.
 
-Plain functions of tensors and models; what they are applied to is chosen in `fedfill.studies.measure`.
+Plain functions of tensors and models; what they are applied to is chosen in `fedfill.studies.measure`. Those with an
+interval are in `fedfill.synthesis.likeness`.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def recognised(oracle: nn.Module, samples: Samples, classes: int) -> tuple[list[
     samples = samples[samples.labels >= 0]
     if not len(samples):
         return [None] * classes, None
-    named = _in_chunks(oracle, samples.inputs, CHUNK).argmax(1)  # [n]
+    named = mapped(oracle, samples.inputs).argmax(1)  # [n]
     right = samples.labels[named == samples.labels]
     sizes, hits = (torch.bincount(labels, minlength=classes).tolist() for labels in (samples.labels, right))
     return [hit / size if size else None for hit, size in zip(hits, sizes, strict=True)], len(right) / len(samples)
@@ -52,10 +53,11 @@ def features(model: nn.Module, inputs: Tensor, batch_size: int = CHUNK) -> Tenso
     Returns:
         ``[n, d]``.
     """
-    return _in_chunks(model.encoder, inputs, batch_size).flatten(1)  # type: ignore[arg-type]
+    return mapped(model.encoder, inputs, batch_size).flatten(1)  # type: ignore[arg-type]
 
 
-def _in_chunks(function: Callable[[Tensor], Tensor], inputs: Tensor, size: int) -> Tensor:
+def mapped(function: Callable[[Tensor], Tensor], inputs: Tensor, size: int = CHUNK) -> Tensor:
+    """What a function of normalised inputs makes of inputs as they are stored, so many at a time."""
     return torch.cat([function(normalise(chunk)) for chunk in torch.split(inputs, size)])
 
 
@@ -91,8 +93,8 @@ def _covariance(x: Tensor) -> Tensor:
     return centred.T @ centred / (len(x) - 1)
 
 
-def nearest_distances(queries: Tensor, references: Tensor, chunk: int = CHUNK) -> Tensor:
-    """How far each input is from the nearest of others.
+def nearest(queries: Tensor, references: Tensor, chunk: int = CHUNK) -> tuple[Tensor, Tensor]:
+    """Which of others is the nearest to each input, and how far it is.
 
     Args:
         queries: As they are stored, ``[n, ...]``.
@@ -100,11 +102,12 @@ def nearest_distances(queries: Tensor, references: Tensor, chunk: int = CHUNK) -
         chunk: How many are compared at a time; the memory grows with its square.
 
     Returns:
-        Root mean squares of the differences of normalised values, ``[n]`` float32; 0 for a copy.
+        Root mean squares of the differences of normalised values, ``[n]`` float32; 0 for a copy. And the positions of the
+        nearest, ``[n]`` int64.
     """
     size = math.prod(queries.shape[1:])
     least = queries.new_full((len(queries),), float("inf"), dtype=torch.float32)
-    nearest = torch.zeros(len(queries), dtype=torch.int64, device=queries.device)
+    where = torch.zeros(len(queries), dtype=torch.int64, device=queries.device)
     for first in range(0, len(references), 10 * chunk):
         known = normalise(references[first : first + 10 * chunk]).flatten(1)  # [m', d]
         norms = known.square().sum(1)
@@ -115,16 +118,21 @@ def nearest_distances(queries: Tensor, references: Tensor, chunk: int = CHUNK) -
             found, index = torch.addmm(norms, asked, known.T, alpha=-2).min(1)
             closer = found < least[part]
             least[part] = torch.where(closer, found, least[part])
-            nearest[part] = torch.where(closer, index + first, nearest[part])
+            where[part] = torch.where(closer, index + first, where[part])
     # the product loses digits where two inputs are near each other: good enough to choose by, and not to report
     exact = [
-        (normalise(queries[start : start + chunk]) - normalise(references[nearest[start : start + chunk]]))
+        (normalise(queries[start : start + chunk]) - normalise(references[where[start : start + chunk]]))
         .flatten(1)
         .square()
         .sum(1)
         for start in range(0, len(queries), chunk)
     ]
-    return (torch.cat(exact) / size).sqrt() if exact else least
+    return (torch.cat(exact) / size).sqrt() if exact else least, where
+
+
+def nearest_distances(queries: Tensor, references: Tensor, chunk: int = CHUNK) -> Tensor:
+    """The distances of `nearest` alone."""
+    return nearest(queries, references, chunk)[0]
 
 
 @dataclass(frozen=True)

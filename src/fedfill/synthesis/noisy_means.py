@@ -16,7 +16,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
 
-from fedfill.data.samples import Samples
+from fedfill.data.samples import Samples, some_of_each
 from fedfill.errors import FedfillError
 from fedfill.privacy.accountant import mean_sensitivity
 from fedfill.privacy.releases import Declared, Release, gaussian, public, unbounded
@@ -258,6 +258,16 @@ class NoisyMeans(BaseModel):
             labels += [label] * len(own)
         images = decode(model, torch.cat([sources[0].codes[:0], *codes]))
         return Samples(images, torch.tensor(labels, dtype=torch.int64, device=images.device)), rows
+
+    def decoded(
+        self, model: nn.Module, sources: Sequence[Shared], generator: torch.Generator, per_class: int | None
+    ) -> Samples:
+        """What `synthesise` makes of all sources, or of each class no more than `per_class`, each code likely alike."""
+        if per_class is None:
+            return self.synthesise(model, sources, generator)[0]
+        most = {"alpha": per_class, "max_candidates": math.ceil((self.max_candidates or 0) * per_class / self.alpha)}
+        made, _ = self.model_copy(update=most).synthesise(model, sources, generator)
+        return some_of_each(made, per_class, generator)
 
     @property
     def prior_centre(self) -> float:

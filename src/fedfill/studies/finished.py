@@ -1,0 +1,107 @@
+"""Finished runs as their folders hold them, for whoever looks at what they made."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from fedfill.algorithms import Algorithm, find, known_algorithms
+from fedfill.data.samples import Samples
+from fedfill.errors import FedfillError
+from fedfill.experiment.loop import recorded, synthetic_images
+from fedfill.experiment.prepare import Prepared
+from fedfill.experiment.settings import PYTHON
+from fedfill.experiment.summary import Result
+from fedfill.runs.directory import RunDirectory
+from fedfill.studies.run import reopen
+
+
+def require_global(place: RunDirectory, setting: str) -> None:
+    """Refuse, before data are read, what has no global model or can't be prepared from its folder alone."""
+    if (place.path / "deployment.toml").exists():
+        raise FedfillError(
+            f"{setting}: {place.path} is a deployment's, whose data stay on their hosts; allowed: runs of 'fedfill run' and of rehearsals"
+        )
+    document = place.read_experiment(setting)
+    for what in ("data", "partition", "model"):
+        if str(document.get(what)).split(":")[0] == PYTHON:
+            raise FedfillError(
+                f"{setting}: the {what} of {place.path} came from Python; allowed: runs whose data, partition and model have names"
+            )
+    if find(str(document.get("algorithm"))).personal:
+        raise FedfillError(
+            f"{setting}: {place.path} is a run of {document['algorithm']}, whose clients have models of their own; "
+            "allowed: runs with a global model"
+        )
+    if place.summary() is None:
+        raise FedfillError(
+            f"{setting}: {place.path} holds {len(place.rounds())} of {document.get('rounds')} rounds; 'fedfill resume {place.path}' finishes it"
+        )
+
+
+def require_maker(place: RunDirectory, setting: str) -> None:
+    """Refuse, before data are read, a run whose algorithm makes no synthetic samples."""
+    require_global(place, setting)
+    kind = find(str(place.read_experiment(setting)["algorithm"]))
+    if kind.synthetic is Algorithm.synthetic:
+        makers = [name for name, one in known_algorithms().items() if one.synthetic is not Algorithm.synthetic]
+        raise FedfillError(
+            f"{setting}: {place.path} is a run of {kind.name}, which makes no synthetic images; allowed: runs of {', '.join(makers)}"
+        )
+
+
+def finished(
+    place: RunDirectory, setting: str, data_dir: str | Path | None, device: str | None
+) -> tuple[Prepared, Result]:
+    """A finished run, prepared again, and what it found.
+
+    Args:
+        place: Its folder.
+        setting: What an error's sentence begins with.
+        data_dir: Another folder with the same data.
+        device: Another device than the run's.
+
+    Returns:
+        Its parts and its result.
+    """
+    prepared = reopen(place, setting=setting, data_dir=data_dir, device=device)
+    return prepared, recorded(prepared.digest, prepared.experiment.rounds, place, place.summary() or {})
+
+
+def made_by(
+    run: Prepared, place: RunDirectory, setting: str, device: torch.device, per_class: int | None = None
+) -> Samples:
+    """The synthetic samples of a finished run.
+
+    Args:
+        run: Prepared again.
+        place: Its folder.
+        setting: What an error's sentence begins with.
+        device: Where they are made.
+        per_class: So many of each class; None: those of the run's picture.
+
+    Returns:
+        At least one; -1 where one has no label, and none of these with `per_class`.
+
+    Raises:
+        FedfillError: Where there are none, or they are not of the kind that the clients hold, such as features of it.
+    """
+    samples = synthetic_images(run, place, device, per_class)
+    if samples is not None and per_class is not None:
+        samples = samples[samples.labels >= 0]
+    if samples is None or not len(samples):
+        name = run.experiment.algorithm
+        hint = (
+            "" if per_class is not None else ", or --per-class with a number, where the algorithm makes some on demand"
+        )
+        raise FedfillError(
+            f"{setting}: the run of {name} in {place.path} has ended without synthetic images; allowed: runs that made some{hint}"
+        )
+    found, wanted = samples.inputs, run.federation.test.inputs
+    if found.shape[1:] != wanted.shape[1:] or found.dtype != wanted.dtype:
+        raise FedfillError(
+            f"{setting}: the run of {run.experiment.algorithm} in {place.path} makes {found.dtype} of shape {list(found.shape[1:])}, such "
+            f"as features; allowed: runs that make what their clients hold, {wanted.dtype} of shape {list(wanted.shape[1:])}"
+        )
+    return samples

@@ -1,0 +1,154 @@
+"""Synthetic samples of a finished run as a file: to train on, to add to clients' data, to measure, to look at."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from fedfill import __version__
+from fedfill.data import sources, synthetic
+from fedfill.data.dataset import Source
+from fedfill.data.samples import Samples
+from fedfill.data.synthetic import Origin, Synthetic
+from fedfill.engines.local import choose_device
+from fedfill.errors import FedfillError
+from fedfill.experiment.prepare import Prepared
+from fedfill.experiment.summary import Result
+from fedfill.runs.directory import RunDirectory, write_atomically, writing
+from fedfill.studies.finished import finished, made_by, require_maker
+from fedfill.synthesis.measures import nearest
+
+SHOWN = 10
+"""Samples of each class in the picture."""
+
+
+@dataclass(frozen=True)
+class Synthesised:
+    """What `synthesise` made.
+
+    Attributes:
+        path: The file.
+        samples: What it holds.
+        origin: How they were made.
+        picture: Beside it; None for samples that are no 8-bit images.
+    """
+
+    path: Path
+    samples: Samples
+    origin: Origin
+    picture: Path | None
+
+
+def synthesise(
+    directory: str | Path, *, out: str | Path, per_class: int = 500, against: str | Path | None = None,
+    data_dir: str | Path | None = None, device: str | None = None,
+) -> Synthesised:  # fmt: skip
+    """Let a finished run make synthetic samples, and write them as a file with a picture.
+
+    Args:
+        directory: The run directory.
+        out: The file, which ends in ``.safetensors``; the picture has its name with ``.png``.
+        per_class: So many of each class, at least 1; fewer where the algorithm has a fixed set.
+        against: A data set, by its name or its folder, whose nearest image the picture shows below each synthetic one: a public
+            one, or one's own.
+        data_dir: Another folder with the same data, and with those of `against`.
+        device: Another device than the run's.
+
+    Returns:
+        The samples and where they lie. The same file again is left as it is.
+
+    Raises:
+        FedfillError: Where the folder holds no finished run that makes such samples, a setting is out of range, or the file is
+            there with other content.
+    """
+    path = Path(out)
+    if not synthetic.is_file(path.name):
+        raise FedfillError(f"out: found {path}; allowed: a file that ends in {synthetic.SUFFIX}")
+    if type(per_class) is not int or per_class < 1:
+        raise FedfillError(f"per_class: found {per_class!r}; allowed: a whole number of at least 1")
+    place = RunDirectory(Path(directory))
+    require_maker(place, "synthesise")
+    run, result = finished(place, "synthesise", data_dir, device)
+    images = _are_images(run.federation.sample)
+    if against is not None and not images:
+        raise FedfillError(
+            f"against: found {against} with inputs of shape {list(run.federation.shape)}, which have no picture; allowed: none"
+        )
+    beside = None if against is None else _reference(against, data_dir, run)
+    samples = made_by(run, place, "synthesise", choose_device(run.experiment.device), per_class).to("cpu")
+    origin = _origin(run, result, per_class)
+    data = synthetic.to_bytes(Synthetic(samples, origin))
+    with writing(path):
+        if path.exists() and path.read_bytes() != data:
+            raise FedfillError(f"out: {path} is there and holds something else; choose another name or remove it")
+    picture = path.with_suffix(".png") if images else None
+    if picture is not None:
+        _draw(samples, beside, origin, picture)
+    if not path.exists():
+        write_atomically(path, data)
+    return Synthesised(path, samples, origin, picture)
+
+
+def _origin(run: Prepared, result: Result, per_class: int) -> Origin:
+    """How samples of a run were made: nothing of where it lies."""
+    experiment, account, image_size = run.experiment, result.summary["privacy"], run.experiment.image_size
+    name, above = experiment.data, []
+    if synthetic.is_file(name):
+        given = synthetic.read(synthetic.locate(name, experiment.data_dir)).origin
+        name, image_size = given.data, given.image_size
+        above.append(f"The run itself trained on synthetic samples ({given.words}), whose account comes on top.")
+    if experiment.start_from is not None:
+        above.append("The run began with another one's weights, whose account comes on top.")
+    if experiment.extra is not None:
+        above.append("The run's clients had the samples of a file beside their own, whose account comes on top.")
+    return Origin(
+        class_names=run.federation.class_names,
+        algorithm=experiment.algorithm,
+        data=name,
+        image_size=image_size,
+        seed=experiment.seed,
+        digest=run.digest,
+        version=__version__,
+        per_class=per_class,
+        epsilon=account["total_epsilon"],
+        epsilon_added=account["total_epsilon_added"],
+        delta=account["delta"],
+        # the sum of the account stays the last sentence
+        privacy=" ".join([*above, account["statement"]]),
+    )
+
+
+def _are_images(samples: Samples) -> bool:
+    inputs = samples.inputs
+    return inputs.dtype == torch.uint8 and inputs.dim() == 4 and inputs.shape[1] in (1, 3)
+
+
+def _reference(against: str | Path, data_dir: str | Path | None, run: Prepared) -> Source:
+    """The images that are shown beside: a data set by its name, or the one that lies in a folder."""
+    folder, size = Path(against).expanduser(), run.experiment.image_size
+    if folder.is_dir():
+        source = sources.load(folder.resolve().name, folder.resolve().parent, size)
+    else:
+        source = sources.load(str(against), data_dir or run.experiment.data_dir, size)
+    found, wanted = source.train.inputs, run.federation.test.inputs
+    if found.shape[1:] != wanted.shape[1:] or found.dtype != wanted.dtype:
+        raise FedfillError(
+            f"against: {against} has {found.dtype} inputs of shape {list(found.shape[1:])}; allowed: {wanted.dtype} of shape "
+            f"{list(wanted.shape[1:])}, as in the run"
+        )
+    return source
+
+
+def _draw(samples: Samples, beside: Source | None, origin: Origin, picture: Path) -> None:
+    from fedfill.runs.pictures import image_grid  # here: matplotlib costs every start a third of a second
+
+    classes = range(len(origin.class_names))
+    first = torch.cat([(samples.labels == c).nonzero()[:SHOWN, 0] for c in classes])
+    shown, below = samples[first], None
+    if beside is not None:
+        below = beside.train.inputs[nearest(shown.inputs, beside.train.inputs)[1]]
+    with writing(picture):
+        picture.parent.mkdir(parents=True, exist_ok=True)
+        image_grid(shown, origin.class_names, picture, SHOWN, below)
