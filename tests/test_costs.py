@@ -15,6 +15,7 @@ from fedfill.algorithms import known_algorithms
 from fedfill.models.networks import ModelSettings, build
 from fedfill.models.views import part, rest, weights_of
 from fedfill.synthesis import gan
+from fedfill.synthesis.cvae_networks import CVAESettings, decoder_of, start
 from fedfill.synthesis.gan_networks import GANSettings
 from fedfill.tree import Weights
 
@@ -87,6 +88,10 @@ def expected(name: str, result: fedfill.Result) -> dict[str, dict[str, int]]:
         head = 4 * F * CLASSES + 4 * CLASSES
         legs = {"sums": {"down": K * 8, "up": K * (grams + 4 * F * CLASSES + 4 * CLASSES)}}
         return {**legs, "own": {"down": K * (8 + head), "up": 0}} if name == "pfed3r" else legs
+    if name == "fedcvae":  # one round
+        begin = start(CVAESettings((1, 8, 8), CLASSES), torch.Generator())
+        whole, decoder = tree.size(begin), tree.size(decoder_of(begin))
+        return {"train_cvae": {"down": K * whole, "up": K * (decoder + 8 * CLASSES)}}
     if name == "softmax":  # gradients are no whole numbers
         return {
             "gram_sums": {"down": K * 8, "up": K * (GRAM + 4 * CLASSES)},
@@ -144,6 +149,8 @@ def test_bytes_follow_the_formulas(name: str, tmp_path: Path):
         own = {"labelled_per_client": 20, "tau": 0.3}
     elif name == "feddpgan":
         own = {**GAN, "images_per_class": 2}
+    elif name == "fedcvae":
+        own = {"classifier_samples": 50, "decoder_samples": 50}
     elif name in (*HEADS, "softmax"):
         own = FEATURES
     result = fedfill.run(name, **{**OPTIONS, **own}, out=tmp_path / name)

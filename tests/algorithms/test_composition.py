@@ -228,6 +228,8 @@ def quick(name: str) -> dict[str, Any]:
         extra |= {**TINY_GAN, "images_per_client": 4, "server_steps": 1, "local_steps": 2}
     if name == "feddpgan":
         extra |= {**TINY_GAN, "images_per_class": 2}
+    if name == "fedcvae":
+        extra |= {"decoder_samples": 20, "decoder_epochs": 1, "classifier_samples": 40, "classifier_epochs": 2}
     return extra
 
 
