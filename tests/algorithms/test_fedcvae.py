@@ -241,6 +241,15 @@ def test_it_learns_from_images_alone_and_never_predicts_what_nobody_holds(aggreg
     assert by_class[3] == 0
 
 
+def test_what_follows_the_exchange_needs_no_client() -> None:
+    ens, kd = (run_rounds(FedCVAE(**QUICK, aggregate=how), 1) for how in ("ens", "kd"))
+    algorithm = FedCVAE(**QUICK)
+    begin = start(algorithm.networks(ens.sample.inputs, CLASSES), ens.stream("cvae"))
+    again, (found,) = algorithm.distilled(ens, ens.state.decoders, begin), kd.state.decoders.decoders
+    assert all(torch.equal(x, found[name]) for name, x in again.decoders[0].items())
+    assert torch.equal(again.counts, kd.state.decoders.counts)
+
+
 def test_bytes_by_hand() -> None:
     server = run_rounds(FedCVAE(**QUICK), 1, federation=lonely(20, 1, 20, 20), participation=0.5)
     begin = start(FedCVAE(**QUICK).networks(server.sample.inputs, CLASSES), torch.Generator())
