@@ -81,6 +81,8 @@ SDA = {
     **GANS, "model": "cnn2bn", "images_per_client": 40, "tau": 0.14, "learning_rate": 0.1, "local_steps": 10, "server_steps": 5,
 }  # fmt: skip
 FEW_LABELS = {"model": "cnn2bn", "labelled_per_client": 40, "local_steps": 10, "unlabelled_batch_size": 32, "tau": 0.3}
+CVAES = {"decoder_samples": 100, "decoder_epochs": 2, "classifier_samples": 200, "classifier_epochs": 2}
+IMAGES = {"images_per_class": 40, "classifier_epochs": 2}
 SUMS = {"model": "features", "model.features": "conv(20) > project(64)"}
 FRAUG = {"model": "digits6", "data_fraction": 0.3, "local_steps": 3, "rounds": 2}
 
@@ -93,12 +95,17 @@ CASES: dict[str, dict[str, Any]] = {
     "fedavg": {},
     "fedbn": {"model": "cnn2bn"},
     "fedcgs": SUMS,
+    "fedcvae": CVAES,
     "feddpgan": {**GANS, "images_per_class": 4},
     "feddpms": DPMS,
     "feddyn": SGD,
     "fedmix": {"group_size": 16, "first_order": True, **SGD},  # a run's folder names it only where it is false
     "fednova": {},
     "fedprox": {"mu": 0.1},
+    "fedgauss": IMAGES,
+    "fedpft": {**SUMS, "components": 3, "head_steps": 100},
+    "dpmerf": {**IMAGES, "embedding": "fourier(200)", "generator_steps": 20, "generator_width": 8},
+    "fedgauss, noise": {**IMAGES, "target_epsilon": 10.0, "trust": "server"},
     "fedvae": {},
     "fedzdac": ZDA,
     "fedzdas": ZDA,
@@ -160,6 +167,8 @@ CASES: dict[str, dict[str, Any]] = {
     "fedzdac, missing classes": {**ZDA, "augmented_classes": "missing", "few": 3, "reuse_rounds": 2, "jitter": 1},
     "fedmix, zeroth order": {"group_size": 16, "first_order": False, **SGD},
     "fedmix, batch norm": {"group_size": 16, "first_order": True, **SGD, "model": "cnn2bn"},
+    "fedcvae, ens": {**CVAES, "aggregate": "ens", "balanced": True},
+    "fedcvae, dpsgd": {**CVAES, "noise": "dpsgd", "target_epsilon": 10.0},
     "feddpgan, dpsgd": {**GANS, "images_per_class": 4, "noise": "dpsgd"},
     "fraug, local norm": {
         **FRAUG, "data": "two domains", "partition": "domain:2", "clients": "none", "generator_norm": "local",

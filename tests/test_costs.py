@@ -15,6 +15,7 @@ from fedfill.algorithms import known_algorithms
 from fedfill.models.networks import ModelSettings, build
 from fedfill.models.views import part, rest, weights_of
 from fedfill.synthesis import gan
+from fedfill.synthesis.cvae_networks import CVAESettings, decoder_of, start
 from fedfill.synthesis.gan_networks import GANSettings
 from fedfill.tree import Weights
 
@@ -87,6 +88,23 @@ def expected(name: str, result: fedfill.Result) -> dict[str, dict[str, int]]:
         head = 4 * F * CLASSES + 4 * CLASSES
         legs = {"sums": {"down": K * 8, "up": K * (grams + 4 * F * CLASSES + 4 * CLASSES)}}
         return {**legs, "own": {"down": K * (8 + head), "up": 0}} if name == "pfed3r" else legs
+    if name == "fedcvae":  # one round
+        begin = start(CVAESettings((1, 8, 8), CLASSES), torch.Generator())
+        whole, decoder = tree.size(begin), tree.size(decoder_of(begin))
+        return {"train_cvae": {"down": K * whole, "up": K * (decoder + 8 * CLASSES)}}
+    if name == "fedgauss":  # one round; 6 of 8 frequencies along each side, and a Gram matrix for each class
+        d = 6 * 6
+        moments = 4 * (d * CLASSES + CLASSES * d * (d + 1) // 2)
+        return {
+            "count": {"down": K * 8, "up": K * 4 * CLASSES},
+            "moment_sums": {"down": K * (8 + 1 + 8), "up": K * moments},
+        }
+    if name == "dpmerf":  # one exchange before the one round
+        return {"embeddings": {"down": K * 8, "up": K * 4 * (100 * CLASSES + CLASSES)}}
+    if name == "fedpft":  # ten components of each class that a client has, or as many as it has records
+        rows = json.loads((result.directory / "partition.json").read_text())["clients"]
+        components = sum(min(n, 10) for row in rows for n in row)
+        return {"fit_own": {"down": K * 8, "up": components * (8 + 4 + 4 * F + 4 * F)}}
     if name == "softmax":  # gradients are no whole numbers
         return {
             "gram_sums": {"down": K * 8, "up": K * (GRAM + 4 * CLASSES)},
@@ -144,7 +162,13 @@ def test_bytes_follow_the_formulas(name: str, tmp_path: Path):
         own = {"labelled_per_client": 20, "tau": 0.3}
     elif name == "feddpgan":
         own = {**GAN, "images_per_class": 2}
-    elif name in (*HEADS, "softmax"):
+    elif name == "fedcvae":
+        own = {"classifier_samples": 50, "decoder_samples": 50}
+    elif name == "fedgauss":
+        own = {"images_per_class": 5, "classifier_epochs": 1}
+    elif name == "dpmerf":
+        own = {"images_per_class": 5, "classifier_epochs": 1, "embedding": "fourier(100)", "generator_steps": 2}
+    elif name in (*HEADS, "softmax", "fedpft"):
         own = FEATURES
     result = fedfill.run(name, **{**OPTIONS, **own}, out=tmp_path / name)
     formula = expected(name, result)

@@ -228,6 +228,12 @@ def quick(name: str) -> dict[str, Any]:
         extra |= {**TINY_GAN, "images_per_client": 4, "server_steps": 1, "local_steps": 2}
     if name == "feddpgan":
         extra |= {**TINY_GAN, "images_per_class": 2}
+    if name == "fedcvae":
+        extra |= {"decoder_samples": 20, "decoder_epochs": 1, "classifier_samples": 40, "classifier_epochs": 2}
+    if name in ("fedgauss", "dpmerf"):
+        extra |= {"images_per_class": 8, "classifier_epochs": 2}
+    if name == "dpmerf":
+        extra |= {"embedding": "fourier(20)", "generator_steps": 2, "generator_width": 4}
     return extra
 
 

@@ -144,7 +144,7 @@ def test_slips_of_other_commands(words: list[str], setting: str) -> None:
         (["feddpms", "--set", "only_scarce=perhaps"], "only_scarce: found 'perhaps'; allowed: true or false"),
         (
             ["fedavg", "--set", "clip=3"],
-            "setting: fedavg has no 'clip', which is a setting of dpfedavg, feddpgan, sdafl, sdafl-ac and others; 'fedfill list settings fedavg' has its own",
+            "setting: fedavg has no 'clip', which is a setting of dpfedavg, fedcvae, feddpgan, sdafl and others; 'fedfill list settings fedavg' has its own",
         ),
     ],
 )

@@ -29,6 +29,8 @@ TABLE: dict[str, dict[str, str]] = {
     "naivemix.SharedMeans": {"means": UNBOUNDED},
     "fedzda.ZeroShotUpdate": {**CONTRIBUTED, "model": UNBOUNDED, "losses": INDEPENDENT},
     "fraug.SharedUpdate": {**CONTRIBUTED, "generator": UNBOUNDED},
+    "fedcvae.Own": {"decoder": AT_RUN_TIME, "counts": AT_RUN_TIME},
+    "fedpft.Mixtures": dict.fromkeys(("labels", "sizes", "means", "covariances"), UNBOUNDED),
     "feddpgan.Own": {"generator": AT_RUN_TIME, "critic": AT_RUN_TIME},
     "sdafl.Pretrained": {"iterations": INDEPENDENT},
     "sdafl.Images": {"inputs": AT_RUN_TIME, "labels": UNBOUNDED},
