@@ -379,7 +379,15 @@ def test_defaults_are_the_papers_for_its_data_sets():
 
 
 def test_secondary_message_names_everything_that_crosses():
-    assert set(Secondary.__dataclass_fields__) == {"weights", "decoder", "sources", "share", "settled", "control"}
+    assert set(Secondary.__dataclass_fields__) == {
+        "weights",
+        "decoder",
+        "sources",
+        "share",
+        "settled",
+        "agreed",
+        "control",
+    }
 
 
 def test_mechanism_none_shares_nothing_and_trains_both_phases():

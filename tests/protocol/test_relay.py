@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 from fedfill.algorithms import Request
-from fedfill.algorithms.feddpms import match
-from fedfill.protocol.relay import Delivered, collect
+from fedfill.protocol.relay import Delivered, collect, match
 
 
 def test_match_takes_the_largest_overlap():

@@ -13,7 +13,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from fedfill.algorithms._base import Algorithm
-from fedfill.algorithms._layers import CHUNK, Ask, changed, within
+from fedfill.algorithms._layers import CHUNK, Ask, changed
 from fedfill.data.samples import normalise
 from fedfill.errors import FedfillError
 from fedfill.models.features import Centred, FeatureMap, default_words
@@ -24,7 +24,7 @@ from fedfill.protocol.sums import Sums, collect, contribute
 from fedfill.statistics import patches
 from fedfill.statistics.noise import NoisySums
 from fedfill.statistics.spectral_noise import dimension_for
-from fedfill.statistics.sums import class_moments, plain_sum
+from fedfill.statistics.sums import class_moments, plain_sum, within
 from fedfill.tree import Weights
 
 CENTRE_SHARE = 0.02

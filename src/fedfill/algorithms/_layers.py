@@ -21,7 +21,7 @@ from fedfill.protocol.server import Server
 from fedfill.statistics.gaussian_heads import QuadraticHead
 from fedfill.statistics.heads import LinearHead
 from fedfill.statistics.noise import NoisySums
-from fedfill.statistics.sums import GRID
+from fedfill.statistics.sums import GRID, within
 from fedfill.tree import Weights
 
 CHUNK = 500
@@ -86,12 +86,6 @@ class Layer:
         """A head as the tensors of the layer, in the types of `like`."""
         found = {f"{self.path}.{name}": x for name, x in vars(head).items()}
         return {name: x.to(like[name]) for name, x in found.items() if name in like}
-
-
-def within(z: Tensor, radius: float) -> Tensor:
-    """Features ``[b, d]`` in float64, none longer than a finite radius: the bound of a sum holds for rounding too."""
-    z = z.double()
-    return z * (radius / z.norm(dim=1, keepdim=True).clamp(min=radius)) if math.isfinite(radius) else z
 
 
 def features(client: Client, weights: Weights, layer: Layer, *, keep: bool = False) -> Iterator[tuple[Tensor, Tensor]]:

@@ -14,7 +14,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from fedfill.algorithms._from_synthetic import FromSynthetic
-from fedfill.algorithms._layers import CHUNK, within
+from fedfill.algorithms._layers import CHUNK
 from fedfill.data.samples import Samples, normalise
 from fedfill.errors import FedfillError
 from fedfill.models.features import FeatureMap, features
@@ -24,7 +24,7 @@ from fedfill.protocol.messages import Message
 from fedfill.protocol.server import Server
 from fedfill.protocol.sums import Sums, collect, contribute, sound_counts, warn_of_absent
 from fedfill.statistics.noise import NoisySums
-from fedfill.statistics.sums import Statistic, class_moments
+from fedfill.statistics.sums import Statistic, class_moments, within
 from fedfill.synthesis.gan import GAN, generate, start
 from fedfill.synthesis.gan_networks import GANSettings, Generator, require_images
 from fedfill.synthesis.moment_generator import Estimator, match_means

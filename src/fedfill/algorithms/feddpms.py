@@ -6,21 +6,23 @@ In the paper's order. Equations 1 and 2: `fedfill.synthesis.noisy_means`. Every 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, Literal, Self
 
 from pydantic import Field
 from torch import Tensor, nn
 
-from fedfill.algorithms import Broadcast, Composable, Request, Update
+from fedfill.algorithms import Broadcast, Composable, Update
+from fedfill.algorithms._heads import sound_counts
+from fedfill.algorithms._layers import Ask, changed
 from fedfill.data.samples import Batch, Samples
 from fedfill.errors import FedfillError
 from fedfill.models.views import part, rest
 from fedfill.privacy.releases import public, unbounded
 from fedfill.protocol.client import Client, client_handler
-from fedfill.protocol.messages import Message
-from fedfill.protocol.relay import match
+from fedfill.protocol.relay import Matching, Scarce
 from fedfill.protocol.server import Server
+from fedfill.protocol.sums import Sums, collect, contribute
 from fedfill.synthesis.noisy_means import FOLLOWS, NoisyMeans, Shared
 from fedfill.synthesis.vae import VAEOptions, class_means, latent_size, require_vae
 from fedfill.training.fit import Context
@@ -45,15 +47,6 @@ class PreliminaryReply(Update):
 
 
 @dataclass(frozen=True)
-class Scarce(Message):
-    """Client to server: H_i, its n least abundant classes."""
-
-    declared: ClassVar = {"classes": unbounded("the n least abundant classes, exact")}
-
-    classes: list[int]
-
-
-@dataclass(frozen=True)
 class Secondary(Broadcast):
     """Server to client: encoder and classifier; where due the decoder, other clients' codes, and the request to share.
 
@@ -62,12 +55,14 @@ class Secondary(Broadcast):
         sources: What the client's assistants shared.
         share: Whether the client is not in A yet.
         settled: Whether it is in A and in B: then it needs w_d no more.
+        agreed: n and alpha, where they were agreed upon.
     """
 
     decoder: Weights | None
     sources: list[Shared]
     share: bool
     settled: bool
+    agreed: list[int] | None = field(default=None, kw_only=True)
 
 
 @dataclass(frozen=True)
@@ -88,7 +83,7 @@ class SecondaryReply(Update):
     acceptance: list[list[int]]
 
 
-class FedDPMS(NoisyMeans, VAEOptions, Composable):
+class FedDPMS(NoisyMeans, Matching, VAEOptions, Composable):
     """Clients share noisy means of latent codes; others decode from them the classes that they lack.
 
     Use it when clients lack classes; most of what it gained here came without sharing: try mechanism=none.
@@ -110,16 +105,10 @@ class FedDPMS(NoisyMeans, VAEOptions, Composable):
     """Average the decoders once, after the last preliminary round (the paper), or in every preliminary round."""
     secondary_latent: Literal["sample", "mean"] = "sample"
     """What the classifier is trained on in the secondary phase: drawn codes, or the latent means that it sees at test time."""
-    n_classes: int = Field(default=3, ge=1)
-    """Abundant and scarce classes that a client names (n)."""
     encoder: Literal["local", "global"] = "local"
     """Which encoder the shared means come from: the client's own after training (the paper), or the one it received."""
     share_at: Literal["first_secondary", "preliminary_end"] = "first_secondary"
     """When clients share: after training in their first secondary round (the paper), or at the end of preliminary training."""
-    only_scarce: bool = False
-    """Whether a recipient keeps only the classes that it asked for."""
-    n_assistants: int = Field(default=1, ge=1)
-    """Assisting clients for each recipient, chosen greedily to cover its scarce classes."""
 
     def resolved(self, *, rounds: int, model: nn.Module, inputs: Tensor) -> Self:
         """Fill in what depends on the rounds and the network, and check what must fit together."""
@@ -127,14 +116,19 @@ class FedDPMS(NoisyMeans, VAEOptions, Composable):
         preliminary = self.preliminary_rounds or max(1, round(0.4 * rounds))
         if preliminary > rounds:
             raise FedfillError(f"preliminary_rounds: found {preliminary}; allowed: 1 to rounds, which is {rounds}")
+        for name in ("share_at", "n_assistants") if self.means == "global" else ():
+            if (value := getattr(self, name)) != (default := FedDPMS.model_fields[name].default):
+                raise FedfillError(
+                    f"{name}: found {value} with means=global, where no client assists; allowed: {default}"
+                )
         require_vae(model, inputs, self.name, methods=("sampled_scores", "reconstruct"))
         return checked.model_copy(update={"preliminary_rounds": preliminary, **self.mechanism_resolved(model, inputs)})
 
     def server_state(self, initial: Weights) -> dict[str, Tree]:
-        """Global encoder and classifier, w_d, A with C and Z (`shared`), and B (`benefited`)."""
+        """Global encoder and classifier, w_d, A with C and Z (`shared`), B (`benefited`), n and alpha, and all clients' means."""
         decoder = part(initial, "decoder") if self.decoder_sync == "every" else None
         state = {**super().server_state(initial), "weights": rest(initial, "decoder")}
-        return {**state, "decoder": decoder, "shared": {}, "benefited": []}
+        return {**state, "decoder": decoder, "shared": {}, "benefited": [], "agreed": None, "means": None}
 
     def client_state(self) -> dict[str, Tree]:
         """Local decoder (preliminary), local model (share_at=preliminary_end), w_d, and the synthetic set."""
@@ -146,7 +140,7 @@ class FedDPMS(NoisyMeans, VAEOptions, Composable):
 
     def round(self, server: Server, t: int) -> None:
         """Algorithm 1."""
-        (self.preliminary if t < (self.preliminary_rounds or 0) else self.secondary)(server, t)
+        (self.preliminary if t < (self.preliminary_rounds or 0) else self.agree(server).secondary)(server, t)
 
     # Preliminary training, section 3.3.1
 
@@ -162,7 +156,8 @@ class FedDPMS(NoisyMeans, VAEOptions, Composable):
                 raise FedfillError("feddpms: no client sent its decoder, so there is none to synthesise with")
             state.decoder = mean["decoder"]
         if last and self.share_at == "preliminary_end" and self.mechanism != "none":
-            ask = Secondary(state.weights, state.decoder, [], share=True, settled=False)
+            self = self.agree(server)
+            ask = Secondary(state.weights, state.decoder, [], share=True, settled=False, agreed=state.agreed)
             self.collect(server, server.call(list(replies), self.share_client, ask))
 
     @client_handler
@@ -181,51 +176,53 @@ class FedDPMS(NoisyMeans, VAEOptions, Composable):
     def secondary(self, server: Server, t: int) -> None:
         """Matching, synthesis, training on the augmented sets, DPMS, and the average by augmented size."""
         state, cohort = server.state, self.cohort(server, t)
-        sources = self.matching(server, [i for i in cohort if i not in state.benefited])
+        seekers = [i for i in cohort if i not in state.benefited]
+        if self.means == "global":
+            state.means = state.means or self.sum_codes(server)
+            sources = {i: [state.means] for i in seekers}
+        else:
+            sources = {i: [state.shared[j] for j in found] for i, found in self.matching(server, seekers).items()}
         messages = {i: self.secondary_message(server, i, sources.get(i, [])) for i in cohort}
         replies, mean = self.gather(server, cohort, self.secondary_client, messages)
         self.collect(server, replies)
         state.weights = mean.get("weights", state.weights)
 
-    def secondary_message(self, server: Server, i: int, sources: Sequence[int]) -> Secondary:
-        """What client i needs (lines 4 and 15).
-
-        A client that filters at home has w_d once it has shared or benefited, and keeps it until the server tells it that
-        both have arrived: a reply that is lost on the way can't part what the two believe.
-        """
+    def secondary_message(self, server: Server, i: int, sources: list[Shared]) -> Secondary:
+        """What client i needs (lines 4 and 15)."""
         state, filters = server.state, self.filters_at_home
-        shared, benefited = i in state.shared, i in state.benefited
+        shared, benefited = i in state.shared or self.means == "global", i in state.benefited
+        # who filters at home keeps w_d until it is told that both have arrived: a lost reply can't part what the two believe
         decodes, holds = bool(sources) or (filters and not shared), filters and (shared or benefited)
         return Secondary(
-            state.weights, state.decoder if decodes and not holds else None, [state.shared[j] for j in sources],
-            share=self.mechanism != "none" and not shared, settled=shared and benefited,
+            state.weights, state.decoder if decodes and not holds else None, sources,
+            share=self.mechanism != "none" and not shared, settled=shared and benefited, agreed=state.agreed,
         )  # fmt: skip
 
     def matching(self, server: Server, seekers: Sequence[int]) -> dict[int, list[int]]:
-        """Ask the seekers for H_i and find their assistants among A (supplement, algorithm 1)."""
-        if not server.state.shared or not seekers:
-            return {}
-        replies: dict[int, Scarce] = server.call(seekers, self.scarce_classes, Request())
-        abundant = {j: shared.offered(self.mechanism == "prior") for j, shared in server.state.shared.items()}
-        found = {i: match(i, reply.classes, abundant, self.n_assistants) for i, reply in replies.items()}
-        sources = {i: assistants for i, assistants in found.items() if assistants}
-        server.note(assistants={str(i): assistants for i, assistants in sources.items()})
-        return sources
+        """The assistants of the seekers among A (supplement, algorithm 1)."""
+        shared = server.state.shared
+        return self.matched(server, seekers, {j: s.offered(self.mechanism == "prior") for j, s in shared.items()})
+
+    def sum_codes(self, server: Server) -> Shared:
+        """With means=global: one sum of codes by the global encoder, and the mean of each class that stands out of the noise."""
+        latent = latent_size(server.model(self.global_weights(server)), server.sample)
+        statistic = self.code_moments(latent, server.classes)
+        ask = Ask(changed(server, part(server.state.weights, "encoder")), server.clients)
+        found = collect(server, self.code_sums, ask, statistic, self.code_noise(statistic), purpose="codes")
+        return self.share_all(found.sums["moments"], sound_counts(found))
 
     @client_handler
-    def scarce_classes(self, client: Client, message: Request) -> Scarce:
-        """Tell H_i."""
-        return Scarce(self.scarce(client))
-
-    def scarce(self, client: Client) -> list[int]:
-        """H_i: the n classes with the fewest samples, missing ones first, ties by class number."""
-        counts = client.data.counts(client.classes)
-        return sorted(range(client.classes), key=lambda c: (counts[c], c))[: self.n_classes]
+    def code_sums(self, client: Client, message: Ask) -> Sums:
+        """Sums of the client's bounded codes by class."""
+        model = client.model({**client.initial, **message.weights})
+        statistic = self.code_moments(latent_size(model, client.data), client.classes)
+        codes = self.bounded_codes(model, client.data, client.check)
+        return contribute(client, statistic, codes, self.code_noise(statistic), message.clients, purpose="codes")
 
     @client_handler
     def secondary_client(self, client: Client, message: Secondary) -> SecondaryReply:
         """Lines 2 to 20, on client i."""
-        state = client.state
+        self, state = self.agreed(message.agreed), client.state
         # preliminary training is over, also for clients that missed its last round
         state.local_decoder = state.local_weights = None
         if message.decoder is not None or message.settled:
@@ -233,16 +230,17 @@ class FedDPMS(NoisyMeans, VAEOptions, Composable):
         made: list[list[int]] = []
         if message.sources:
             model = client.model({**message.weights, **state.decoder})
-            scarce = self.scarce(client) if self.only_scarce else range(client.classes)
-            sources = [source.only(scarce) for source in message.sources]
+            own = self.scarce(client) if self.only_scarce or self.means == "global" else range(client.classes)
+            sources = [source.only(own) for source in message.sources]
             images, made = self.synthesise(model, sources, client.stream("synthesis"), client.check)
             state.synthetic = images if len(images) else state.synthetic
         data = client.data + state.synthetic
         done = self.contribute(client, message, self.loss, data=data, samples_per_epoch=len(client.data))
         shared, tried = self.dpms(client, message.weights, done.trained) if message.share else (None, [])
-        if not message.share:
-            client.release("acceptance", FOLLOWS)
-        benefited, acceptance = state.synthetic is not None, [*made, *tried]
+        if not message.share:  # without a request for H_i it is the rows that tell it
+            client.release("acceptance", Scarce.declared["classes"] if self.means == "global" else FOLLOWS)
+        lacks_nothing = self.means == "global" and bool(message.sources) and not made
+        benefited, acceptance = state.synthetic is not None or lacks_nothing, [*made, *tried]
         return done.reply(SecondaryReply, benefited=benefited, shared=shared, acceptance=acceptance)
 
     def loss(self, model: nn.Module, batch: Batch, context: Context) -> Tensor:
@@ -255,14 +253,14 @@ class FedDPMS(NoisyMeans, VAEOptions, Composable):
     def share_client(self, client: Client, message: Secondary) -> SecondaryReply:
         """DPMS at the end of preliminary training, with the local model of that round."""
         client.state.decoder = message.decoder
-        shared, tried = self.dpms(client, message.weights, client.state.local_weights)
+        shared, tried = self.agreed(message.agreed).dpms(client, message.weights, client.state.local_weights)
         client.state.local_weights = None
         return SecondaryReply(None, 0, False, shared, tried)
 
     def dpms(self, client: Client, received: Weights, local: Weights) -> tuple[Shared | None, list[list[int]]]:
         """Noisy latent means of the n most abundant classes, by the received or the local encoder; rows of the filter."""
         data, counts = client.data, client.data.counts(client.classes)
-        classes = sorted((c for c, n in enumerate(counts) if n), key=lambda c: (-counts[c], c))[: self.n_classes]
+        classes = self.abundant(counts)
         model = client.model({**local, **part(received if self.encoder == "global" else local, "encoder")})
         latent = latent_size(model, data)
         if self.mechanism == "prior":
@@ -272,8 +270,8 @@ class FedDPMS(NoisyMeans, VAEOptions, Composable):
             own = received if self.mechanism == "public_filter" else local
             judge = client.model({**own, **client.state.decoder}) if self.filters_at_home else None
             shared, tried, releases = self.share(means, classes, counts, judge, client.noise("dpms"), client.check)
-        for field, release in releases.items():
-            client.release(field, release)
+        for name, release in releases.items():
+            client.release(name, release)
         return shared, tried
 
     def collect(self, server: Server, replies: Mapping[int, SecondaryReply]) -> None:
@@ -294,7 +292,8 @@ class FedDPMS(NoisyMeans, VAEOptions, Composable):
 
     def synthetic(self, server: Server, per_class: int | None = None) -> Samples | None:
         """Images of everything that was shared, as a recipient would make them; codes filtered at home are a fixed set."""
-        if not server.state.shared:
+        shared = [*server.state.shared.values(), *filter(None, [server.state.means])]
+        if not shared:
             return None
         model = server.model({**server.state.weights, **server.state.decoder})
-        return self.decoded(model, list(server.state.shared.values()), server.stream("samples"), per_class)
+        return self.decoded(model, shared, server.stream("samples"), per_class)

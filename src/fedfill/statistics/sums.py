@@ -92,6 +92,12 @@ def truncated(z: Tensor) -> Tensor:
     return z.to(torch.float64).mul_(2.0**GRID).trunc_().mul_(2.0**-GRID)
 
 
+def within(z: Tensor, radius: float) -> Tensor:
+    """Features ``[b, d]`` in float64, none longer than a finite radius: the bound of a sum holds for rounding too."""
+    z = z.double()
+    return z * (radius / z.norm(dim=1, keepdim=True).clamp(min=radius)) if math.isfinite(radius) else z
+
+
 def summed(statistic: Statistic, records: Iterable[tuple[Tensor, Tensor]]) -> Weights:
     """The sums over one client's records.
 

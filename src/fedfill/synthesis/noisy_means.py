@@ -8,18 +8,21 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 from torch import Tensor, nn
 
 from fedfill.data.samples import Samples, some_of_each
 from fedfill.errors import FedfillError
 from fedfill.privacy.accountant import mean_sensitivity
 from fedfill.privacy.releases import Declared, Release, gaussian, public, unbounded
+from fedfill.statistics.sums import Statistic
+from fedfill.synthesis.dose import Dose
+from fedfill.synthesis.global_means import GlobalMeans, bounded_codes, code_moments, means_of
 from fedfill.synthesis.vae import Bound, accepted_codes, decode, latent_size
 
 FOLLOWS = public("follows from what the server holds")
@@ -80,13 +83,11 @@ class Shared(Declared):
         return None
 
 
-class NoisyMeans(BaseModel):
+class NoisyMeans(GlobalMeans, Dose):
     """How means are bounded, made noisy, filtered and accounted for: settings of an algorithm that shares them."""
 
     model_config = ConfigDict(use_attribute_docstrings=True)
 
-    alpha: int = Field(default=50, ge=1)
-    """Codes for each shared class (the quota)."""
     sigma: float = Field(default=3.0, gt=0, allow_inf_nan=False)
     """Standard deviation of the noise on each coordinate of a code; with noise=sensitivity a multiple of the sensitivity."""
     noise: Literal["absolute", "sensitivity"] = "absolute"
@@ -97,10 +98,17 @@ class NoisyMeans(BaseModel):
     """Norm to which latent_bound=clip clips a code; none: half the root of the latent's size, as far as a sigmoid's codes lie from their centre."""
     mechanism: Literal["paper", "public_filter", "single_release", "prior", "none"] = "paper"
     """What is shared: filtered noisy copies (paper), all judged by the public global model (public_filter), one noisy mean a class (single_release), class names alone, whose codes are drawn from a prior (prior), or nothing (none)."""
+    centre: Literal["mean", "prior", "wrong"] = Field(default="mean", exclude_if=lambda value: value == "mean")
+    """Around what codes of a class are drawn, all else left as the mechanism has it: its mean (mean), the centre of a prior (prior), or the mean of another shared class (wrong); the last two are controls."""
     release_sigma: float = Field(default=1.0, gt=0, allow_inf_nan=False)
     """Noise on the one mean of single_release, at most sigma; recipients add the rest."""
     max_candidates: int | None = Field(default=None, ge=1)
     """Draws for each class at the most, and exactly with public_filter; none: 200 times alpha."""
+
+    @property
+    def candidates(self) -> int:
+        """`max_candidates` once it is resolved."""
+        return self.max_candidates or 200 * self.quota
 
     @property
     def filters_at_home(self) -> bool:
@@ -133,6 +141,10 @@ class NoisyMeans(BaseModel):
         Raises:
             FedfillError: Where settings don't fit together.
         """
+        if self.means == "global" and "mechanism" not in self.model_fields_set:
+            # one noisy mean of each class, and recipients do the rest
+            chosen = self.model_copy(update={"mechanism": "single_release"})
+            return {"mechanism": chosen.mechanism, **chosen.mechanism_resolved(model, inputs)}
         activation = getattr(model.encoder, "activation", None)
         latent = latent_size(copy.deepcopy(model).eval(), Samples(inputs, torch.zeros(1)))
         bound = self.latent_bound
@@ -148,15 +160,37 @@ class NoisyMeans(BaseModel):
             raise FedfillError("noise: found 'sensitivity' with latent_bound=none, which has none; allowed: absolute")
         if self.noise == "sensitivity" and not self.filters_at_home:
             raise FedfillError(f"noise: found 'sensitivity' with mechanism={self.mechanism}; allowed: absolute")
-        if self.mechanism == "single_release" and self.release_sigma > self.sigma:
+        self.check_sums(bound)
+        self._check_centre()
+        if self.mechanism == "single_release" and self.means == "local" and self.release_sigma > self.sigma:
             raise FedfillError(
                 f"release_sigma: found {self.release_sigma}; allowed: at most sigma, which is {self.sigma}"
             )
         return {
             "latent_bound": bound,
             "latent_clip": self.clip(latent) if bound == "clip" else self.latent_clip,
-            "max_candidates": self.max_candidates or 200 * self.alpha,
+            "max_candidates": self.max_candidates if self.alpha == "auto" else self.candidates,
         }
+
+    def _check_centre(self) -> None:
+        if self.means == "global" and self.mechanism != "single_release":
+            raise FedfillError(
+                f"means: found global with mechanism={self.mechanism}; allowed with mechanism=single_release, which it is where none is set"
+            )
+        judged = ("paper", "public_filter")
+        if self.centre == "wrong" and self.n_classes == 1 and self.means == "local":
+            raise FedfillError(
+                "centre: found wrong with n_classes=1, where a client has no other class; allowed: n_classes=2"
+            )
+        allowed = {"mean": None, "prior": judged, "wrong": (*judged, "single_release")}[self.centre]
+        if allowed is not None and self.mechanism not in allowed:
+            raise FedfillError(
+                f"centre: found {self.centre} with mechanism={self.mechanism}; allowed with mechanism={', '.join(allowed)}"
+            )
+        if self.centre == "prior" and self.noise == "sensitivity":
+            raise FedfillError(
+                "centre: found prior with noise=sensitivity, and a prior has none; allowed: noise=absolute"
+            )
 
     # What an assisting client does
 
@@ -177,8 +211,11 @@ class NoisyMeans(BaseModel):
         Returns:
             What is shared, None where no code was accepted; rows [class, accepted, drawn]; and what each field releases.
         """
+        if self.centre == "wrong" and len(classes) < 2:  # there is no other class; that it shares nothing tells so
+            return None, [], {"shared.classes": Shared.declared["classes"], "acceptance": NOTHING}
         sensitivity = [self.sensitivity(means.shape[1], counts[c]) for c in classes]
         unit = [1.0 if self.noise == "absolute" else s for s in sensitivity]
+        means, unit = self.centres(means), unit[-1:] + unit[:-1] if self.centre == "wrong" else unit
         codes: list[Tensor] = []
         rows: list[list[int]] = []
         for mean, c, scale in zip(means, classes, unit, strict=True):
@@ -187,18 +224,26 @@ class NoisyMeans(BaseModel):
                 own = (mean + self.release_sigma * noise)[None]
             else:
                 own, drawn = accepted_codes(
-                    judge, mean, self.sigma * scale, c, quota=self.alpha, candidates=self.max_candidates or 0,
+                    judge, mean, self.sigma * scale, c, quota=self.quota, candidates=self.candidates,
                     exhaust=self.mechanism == "public_filter", generator=generator, check=check,
                 )  # fmt: skip
                 rows.append([c, len(own), drawn])
             codes.append(own)
         # one record is in one class, so the classes compose in parallel, and the rarest, of the largest sensitivity, counts
-        std = (self.release_sigma if judge is None else self.sigma) * unit[-1]
-        releases = self.released(sensitivity[-1], std)
+        std = (self.release_sigma if judge is None else self.sigma) * (
+            1.0 if self.noise == "absolute" else sensitivity[-1]
+        )
+        releases = self.released(0.0 if self.centre == "prior" else sensitivity[-1], std)
         if not any(len(own) for own in codes):
             # that none was accepted tells as much as sending the candidates, and the rows are those of C_i
             return None, rows, {**releases, "shared.classes": Shared.declared["classes"]}
         return Shared(list(classes), [len(own) for own in codes], torch.cat(codes)), rows, releases
+
+    def centres(self, means: Tensor) -> Tensor:
+        """Around what codes are drawn, ``[n, l]``, from the means of the classes; with ``wrong`` those of the classes before."""
+        if self.centre == "wrong":
+            return means.roll(1, 0)
+        return torch.full_like(means, self.prior_centre) if self.centre == "prior" else means
 
     def share_names(
         self, classes: list[int], latent: int, data: Samples
@@ -210,7 +255,7 @@ class NoisyMeans(BaseModel):
 
     def released(self, sensitivity: float, std: float) -> dict[str, Release]:
         """What the fields of a reply release, by the sensitivity of the rarest class and the noise on its mean."""
-        copies = {"paper": self.alpha, "public_filter": self.max_candidates or 0, "single_release": 1}[self.mechanism]
+        copies = {"paper": self.quota, "public_filter": self.candidates, "single_release": 1}[self.mechanism]
         conditions = ["the encoder counts as fixed, although it was trained on the same records"]
         if self.mechanism == "paper":
             conditions.append(
@@ -221,9 +266,26 @@ class NoisyMeans(BaseModel):
         words = f"std {std:g}" if self.noise == "absolute" else f"std {std / sensitivity:g} times the sensitivity"
         met = self.mechanism != "paper"
         accepted = FOLLOWS if met else unbounded("what the local classifier accepted")
-        what = "class means of latent codes"
+        what = "the centre of a prior" if self.centre == "prior" else "class means of latent codes"
         codes = gaussian(what, sensitivity, std, copies, conditions, met=met, noise=words)
         return {"shared.codes": codes, "shared.counts": accepted, "acceptance": accepted}
+
+    # The means of all clients' records
+
+    def code_moments(self, latent: int, classes: int) -> Statistic:
+        """With ``means=global``: sums of bounded codes of size `latent` by class, and counts."""
+        return code_moments(latent, classes, self.bound, self.clip(latent))
+
+    def bounded_codes(
+        self, model: nn.Module, data: Samples, check: Callable[[], None]
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """What is summed: chunks of codes and labels, one code for each record."""
+        return bounded_codes(model, data, self.bound, self.clip, check)
+
+    def share_all(self, moments: Tensor, counts: Tensor) -> Shared:
+        """The mean code of each class that somebody holds, of `moments` ``[l, classes]`` and `counts` ``[classes]``."""
+        classes, means = means_of(moments, counts, self.bound, self.clip(len(moments)))
+        return Shared(classes, [1] * len(classes), self.centres(means))
 
     # What a recipient does
 
@@ -250,7 +312,7 @@ class NoisyMeans(BaseModel):
             if not self.filters_at_home:
                 centre = own[0] if len(own) else own.new_full((own.shape[1],), self.prior_centre)
                 own, drawn = accepted_codes(
-                    model, centre, self.public_std, label, quota=self.alpha, candidates=self.max_candidates or 0,
+                    model, centre, self.public_std, label, quota=self.quota, candidates=self.candidates,
                     exhaust=False, generator=generator, check=check,
                 )  # fmt: skip
                 rows.append([label, len(own), drawn])
@@ -265,7 +327,7 @@ class NoisyMeans(BaseModel):
         """What `synthesise` makes of all sources, or of each class no more than `per_class`, each code likely alike."""
         if per_class is None:
             return self.synthesise(model, sources, generator)[0]
-        most = {"alpha": per_class, "max_candidates": math.ceil((self.max_candidates or 0) * per_class / self.alpha)}
+        most = {"alpha": per_class, "max_candidates": math.ceil(self.candidates * per_class / self.quota)}
         made, _ = self.model_copy(update=most).synthesise(model, sources, generator)
         return some_of_each(made, per_class, generator)
 
@@ -277,7 +339,8 @@ class NoisyMeans(BaseModel):
     @property
     def public_std(self) -> float:
         """The noise that a recipient adds, so that a code's total noise has standard deviation sigma."""
-        return math.sqrt(self.sigma**2 - self.release_sigma**2) if self.mechanism == "single_release" else self.sigma
+        own = self.mechanism == "single_release" and self.means == "local"
+        return math.sqrt(self.sigma**2 - self.release_sigma**2) if own else self.sigma
 
     # What is told of the filter
 
@@ -285,7 +348,7 @@ class NoisyMeans(BaseModel):
         self, shared: Shared | None, rows: Sequence[Sequence[int]], classes: int, clients: int, latent: int
     ) -> str | None:
         """Why what a client shares, or its rows, make no sense; None where they do."""
-        most = self.max_candidates or 0
+        most = self.candidates
         sound = (len(row) == 3 and 0 <= row[0] < classes and 0 <= row[1] <= row[2] <= most for row in rows)
         if len(rows) > clients * classes or not all(sound):
             return "'acceptance' holds what is no [class, accepted, drawn]"
@@ -307,13 +370,13 @@ class NoisyMeans(BaseModel):
                 row["accepted"] += accepted
                 row["drawn"] += drawn
         flat = [(i, c, accepted) for i, rows in tried.items() for c, accepted, _ in rows]
-        short = [(i, c) for i, c, accepted in flat if accepted < self.alpha]
+        short = [(i, c) for i, c, accepted in flat if accepted < self.quota]
         notes = {"acceptance": record} if record else {}
         if not short:
             return notes, None
         never = sorted({c for _, c, _ in flat} - {c for _, c, accepted in flat if accepted})
         return notes, (
-            f"the filter accepted fewer than alpha={self.alpha} codes for {len(short)} of {len(flat)} shared classes "
+            f"the filter accepted fewer than alpha={self.quota} codes for {len(short)} of {len(flat)} shared classes "
             f"(client {short[0][0]}, class {short[0][1]} among them)"
             + (f", and none at all of class {', '.join(map(str, never))}" if never else "")
             + "; a young decoder emits nearly the same image for every code: more preliminary_rounds or local_epochs, or "

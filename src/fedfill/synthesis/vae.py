@@ -20,7 +20,10 @@ Bound = Literal["sigmoid", "clip", "none"]
 _CHUNK = 500
 
 
-def vae_loss(model: nn.Module, batch: Batch, *, weight: float, reconstruction: Reconstruction, kl: str) -> Tensor:
+def vae_loss(
+    model: nn.Module, batch: Batch, *, weight: float, reconstruction: Reconstruction, kl: str,
+    reconstruction_weight: float = 1.0,
+) -> Tensor:  # fmt: skip
     """Cross-entropy plus `weight` times divergence and reconstruction loss (FedDPMS, section 3.2).
 
     Args:
@@ -30,6 +33,7 @@ def vae_loss(model: nn.Module, batch: Batch, *, weight: float, reconstruction: R
         reconstruction: ``mse`` averages the squared error over pixels, ``mse_sum`` and ``bce_sum`` (binary
             cross-entropy) sum over pixels; all average over the batch.
         kl: ``sum`` or ``mean`` over the latent's coordinates.
+        reconstruction_weight: Factor of the reconstruction loss beside the divergence.
 
     Returns:
         A scalar.
@@ -44,7 +48,9 @@ def vae_loss(model: nn.Module, batch: Batch, *, weight: float, reconstruction: R
         error = functional.mse_loss(images, target, reduction="sum") / len(target)
     else:
         error = functional.mse_loss(images, target)
-    loss: Tensor = functional.cross_entropy(scores, batch.labels) + weight * (divergence + error)
+    loss: Tensor = functional.cross_entropy(scores, batch.labels) + weight * (
+        divergence + reconstruction_weight * error
+    )
     return loss
 
 
@@ -57,12 +63,18 @@ class VAEOptions(BaseModel):
     """Weight of divergence and reconstruction loss beside the cross-entropy (lambda)."""
     reconstruction: Reconstruction = "mse"
     """Reconstruction loss: squared error averaged over pixels (the paper), summed, or binary cross-entropy summed."""
+    # left out where it is 1, so that digests of runs without it stay as they were
+    reconstruction_weight: float = Field(default=1.0, gt=0, allow_inf_nan=False, exclude_if=lambda value: value == 1)
+    """Factor of the reconstruction loss beside the divergence; both are multiplied by vae_weight."""
     kl: Literal["sum", "mean"] = "sum"
     """Divergence summed or averaged over the latent's coordinates."""
 
     def vae_loss(self, model: nn.Module, batch: Batch, context: object) -> Tensor:
         """l1 + lambda (l2 + l3) (section 3.2), a scalar; a loss of local training."""
-        return vae_loss(model, batch, weight=self.vae_weight, reconstruction=self.reconstruction, kl=self.kl)
+        return vae_loss(
+            model, batch, weight=self.vae_weight, reconstruction=self.reconstruction, kl=self.kl,
+            reconstruction_weight=self.reconstruction_weight,
+        )  # fmt: skip
 
 
 @torch.inference_mode()
