@@ -20,7 +20,8 @@ TABLE: dict[str, dict[str, str]] = {
     "central.Trained": {"weights": UNBOUNDED},
     "local.Turn": {},
     "feddpms.PreliminaryReply": {**CONTRIBUTED, "decoder": UNBOUNDED},
-    "feddpms.Scarce": {"classes": UNBOUNDED},
+    "relay.Scarce": {"classes": UNBOUNDED},
+    "relay.Skew": {"scarce": UNBOUNDED, "samples": UNBOUNDED},
     "feddpms.SecondaryReply": {
         **CONTRIBUTED, "benefited": INDEPENDENT, "shared.classes": UNBOUNDED, "shared.counts": AT_RUN_TIME,
         "shared.codes": AT_RUN_TIME, "acceptance": AT_RUN_TIME,
