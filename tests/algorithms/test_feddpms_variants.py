@@ -389,3 +389,26 @@ def test_a_scripted_federation_agrees_before_it_shares():
     assert [(handler, t) for t, handler, _, _ in engine.sent if handler == "skew"] == [("skew", 1)] * 3
     agreed = [m.agreed for _, handler, _, m in engine.sent if handler == "secondary_client"]
     assert agreed == [[2, 2]] * 6  # the least of 3, 2 and 5 classes, and a tenth of 40 records on each of them
+
+
+def test_a_recipient_decodes_again_until_nothing_is_missing_and_gets_the_decoder_once(monkeypatch):
+    """Decoding is free: the sum was released once."""
+    rounds = []
+
+    def grudging(model, centre, std, label, *, quota, **_):
+        rounds.append(label)
+        return (centre.expand(quota if len(rounds) > 8 else 1, -1), quota)  # 4 clients lack 2 classes each
+
+    monkeypatch.setattr("fedfill.synthesis.noisy_means.accepted_codes", grudging)
+    server = run_rounds(FedDPMS(**GLOBAL), 4)
+    assert len(rounds) == 16
+    assert [sorted(note.get("acceptance", {})) for note in server.history] == [[], list("0123"), list("0123"), []]
+    assert all(len(state["synthetic"]) == 2 * 5 for state in server.client_states.values())
+    assert all(state["decoder"] is None for state in server.client_states.values())
+    assert server.costs.legs["code_sums"][1] == 4 * (4 * 16 * 4 + 4 * 4)
+    model, decoder = (
+        4 * sum(x.numel() for name in names for x in part(server.initial, name).values())
+        for names in (("encoder", "classifier"), ("decoder",))
+    )
+    means = 4 * 8 + 4 * 8 + 4 * 16 * 4
+    assert server.costs.legs["secondary_client"][0] == 3 * 4 * (model + 2) + 4 * decoder + 2 * 4 * means

@@ -20,9 +20,10 @@ from fedfill.errors import FedfillError
 from fedfill.models.views import part, rest
 from fedfill.privacy.releases import public, unbounded
 from fedfill.protocol.client import Client, client_handler
-from fedfill.protocol.relay import Matching, Scarce
+from fedfill.protocol.relay import Delivered, Matching, Scarce
 from fedfill.protocol.server import Server
 from fedfill.protocol.sums import Sums, collect, contribute
+from fedfill.synthesis.global_means import require_default
 from fedfill.synthesis.noisy_means import FOLLOWS, NoisyMeans, Shared
 from fedfill.synthesis.vae import VAEOptions, class_means, latent_size, require_vae
 from fedfill.training.fit import Context
@@ -116,19 +117,16 @@ class FedDPMS(NoisyMeans, Matching, VAEOptions, Composable):
         preliminary = self.preliminary_rounds or max(1, round(0.4 * rounds))
         if preliminary > rounds:
             raise FedfillError(f"preliminary_rounds: found {preliminary}; allowed: 1 to rounds, which is {rounds}")
-        for name in ("share_at", "n_assistants") if self.means == "global" else ():
-            if (value := getattr(self, name)) != (default := FedDPMS.model_fields[name].default):
-                raise FedfillError(
-                    f"{name}: found {value} with means=global, where no client assists; allowed: {default}"
-                )
+        if self.means == "global":
+            require_default(self, ("share_at", "n_assistants"), "with means=global, where no client assists")
         require_vae(model, inputs, self.name, methods=("sampled_scores", "reconstruct"))
         return checked.model_copy(update={"preliminary_rounds": preliminary, **self.mechanism_resolved(model, inputs)})
 
     def server_state(self, initial: Weights) -> dict[str, Tree]:
-        """Global encoder and classifier, w_d, A with C and Z (`shared`), B (`benefited`), n and alpha, and all clients' means."""
+        """Global encoder and classifier, w_d, A with C and Z (`shared`), B (`benefited`); what `Matching` and `means` need."""
         decoder = part(initial, "decoder") if self.decoder_sync == "every" else None
-        state = {**super().server_state(initial), "weights": rest(initial, "decoder")}
-        return {**state, "decoder": decoder, "shared": {}, "benefited": [], "agreed": None, "means": None}
+        kept = {"shared": {}, "benefited": [], "holders": Delivered(), "agreed": None, "means": None}
+        return {**super().server_state(initial), "weights": rest(initial, "decoder"), "decoder": decoder, **kept}
 
     def client_state(self) -> dict[str, Tree]:
         """Local decoder (preliminary), local model (share_at=preliminary_end), w_d, and the synthetic set."""
@@ -192,7 +190,8 @@ class FedDPMS(NoisyMeans, Matching, VAEOptions, Composable):
         state, filters = server.state, self.filters_at_home
         shared, benefited = i in state.shared or self.means == "global", i in state.benefited
         # who filters at home keeps w_d until it is told that both have arrived: a lost reply can't part what the two believe
-        decodes, holds = bool(sources) or (filters and not shared), filters and (shared or benefited)
+        decodes = bool(sources) or (filters and not shared)
+        holds = filters and (shared or benefited) if self.means == "local" else i in state.holders.clients
         return Secondary(
             state.weights, state.decoder if decodes and not holds else None, sources,
             share=self.mechanism != "none" and not shared, settled=shared and benefited, agreed=state.agreed,
@@ -239,8 +238,9 @@ class FedDPMS(NoisyMeans, Matching, VAEOptions, Composable):
         shared, tried = self.dpms(client, message.weights, done.trained) if message.share else (None, [])
         if not message.share:  # without a request for H_i it is the rows that tell it
             client.release("acceptance", Scarce.declared["classes"] if self.means == "global" else FOLLOWS)
-        lacks_nothing = self.means == "global" and bool(message.sources) and not made
-        benefited, acceptance = state.synthetic is not None or lacks_nothing, [*made, *tried]
+        benefited, acceptance = state.synthetic is not None, [*made, *tried]
+        if self.means == "global" and message.sources:  # with a better judge it decodes again, until nothing is missing
+            benefited = all(accepted >= self.quota for _, accepted, _ in made)
         return done.reply(SecondaryReply, benefited=benefited, shared=shared, acceptance=acceptance)
 
     def loss(self, model: nn.Module, batch: Batch, context: Context) -> Tensor:
@@ -285,6 +285,7 @@ class FedDPMS(NoisyMeans, Matching, VAEOptions, Composable):
         sound = {i: reply for i, reply in replies.items() if flaws[i] is None}
         state.shared = {**state.shared, **{i: reply.shared for i, reply in sound.items() if reply.shared is not None}}
         state.benefited = sorted({*state.benefited, *(i for i, reply in sound.items() if reply.benefited)})
+        state.holders = state.holders.acknowledged(sound)
         notes, warning = self.report({i: reply.acceptance for i, reply in sound.items()})
         server.note(**notes)
         if warning is not None:

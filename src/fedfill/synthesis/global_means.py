@@ -7,7 +7,7 @@ the noise on it is that of the sum divided by the records of all clients togethe
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Literal
 
 import torch
@@ -21,6 +21,23 @@ from fedfill.statistics.sums import Statistic, class_moments, within
 from fedfill.synthesis.vae import Bound
 
 _CHUNK = 500
+
+
+def require_default(settings: BaseModel, names: Sequence[str], why: str) -> None:
+    """Refuse settings that would do nothing.
+
+    Args:
+        settings: Of which these are some.
+        names: Of fields.
+        why: With which other setting, in a few words.
+
+    Raises:
+        FedfillError: Where one is not its default.
+    """
+    for name in names:
+        found, default = getattr(settings, name), type(settings).model_fields[name].default
+        if found != default:
+            raise FedfillError(f"{name}: found {found} {why}; allowed: {'none' if default is None else default}")
 
 
 class GlobalMeans(BaseModel):
@@ -60,11 +77,8 @@ class GlobalMeans(BaseModel):
             FedfillError: Where settings don't fit together.
         """
         if self.means == "local":
-            for name in ("target_epsilon", "target_delta", "trust", "honest"):
-                if (value := getattr(self, name)) != GlobalMeans.model_fields[name].default:
-                    raise FedfillError(
-                        f"{name}: found {value} with means=local, which sums nothing; allowed: means=global"
-                    )
+            names = ("target_epsilon", "target_delta", "trust", "honest")
+            require_default(self, names, "with means=local, which sums nothing")
         self._sums.check_trust()
         if self.target_epsilon is not None and bound == "none":
             raise FedfillError(
