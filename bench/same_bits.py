@@ -163,6 +163,12 @@ CASES: dict[str, dict[str, Any]] = {
         **DPMS, "model.latent_activation": "none", "latent_bound": "clip", "noise": "sensitivity", "sigma": 1.0,
         "only_scarce": True, "n_assistants": 2, "secondary_latent": "mean",
     },
+    "feddpms, means of all clients": {
+        **DPMS, "means": "global", "target_epsilon": 30.0, "trust": "secure", "reconstruction": "mse_sum", "reconstruction_weight": 2.0,
+    },
+    "feddpms, agreed numbers": {
+        **DPMS, "n_classes": "auto", "alpha": "auto", "want": "missing", "n_assistants": "cover", "centre": "wrong",
+    },
     "fedzdac, server's images": {**ZDA, "generate_at": "server_broadcast", "server_step": "zdas"},
     "fedzdac, missing classes": {**ZDA, "augmented_classes": "missing", "few": 3, "reuse_rounds": 2, "jitter": 1},
     "fedmix, zeroth order": {"group_size": 16, "first_order": False, **SGD},
