@@ -82,13 +82,15 @@ def checked(kind: type[B], values: Mapping[str, Any], what: str = "setting") -> 
     try:
         return kind(**given)
     except ValidationError as error:
-        first = error.errors()[0]
+        first, *others = error.errors()
     name = str(first["loc"][0]) if first["loc"] else what
     optional = name in given and type(None) in get_args(kind.model_fields[name].annotation)
     if optional and str(given[name]).lower() == "none":
         return checked(kind, {**given, name: None}, what)
     empty = ", or none" if optional and first["type"] == "literal_error" else ""
-    raise FedfillError(f"{name}: found {first['input']!r}; allowed: {_allowed(first)}{empty}")
+    # of a setting that may be one thing or another each has an error of its own
+    kinds = dict.fromkeys(_allowed(e) for e in (first, *others) if e["loc"][:1] == first["loc"][:1])
+    raise FedfillError(f"{name}: found {first['input']!r}; allowed: {', or '.join(kinds)}{empty}")
 
 
 def _allowed(error: Mapping[str, Any]) -> str:

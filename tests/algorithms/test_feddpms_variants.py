@@ -32,6 +32,7 @@ def test_variants_that_are_not_set_leave_no_trace_in_the_record():
     variants = {
         "want",
         "centre",
+        "keep",
         "means",
         "target_epsilon",
         "target_delta",
@@ -184,6 +185,17 @@ def test_a_prior_changes_the_centre_and_leaves_the_judge(mechanism, bound, centr
         assert torch.equal(judge, before[label])
     # draws around what everybody knows say nothing; that a client's own classifier chose among them does
     assert client.releases["shared.codes"].mu == (0 if mechanism == "public_filter" else None)
+
+
+def test_without_a_filter_the_first_codes_are_kept_and_the_papers_copies_have_an_account():
+    settings = {"n_classes": 2, "alpha": 5, "sigma": 2.0, "latent_bound": "sigmoid"}
+    shared, client = share(FedDPMS(**settings, keep="all"), [9, 8])
+    assert shared.counts == [5, 5]
+    # l = 16: one record moves the mean of 8 codes by half; five copies with noise of 2
+    release = client.releases["shared.codes"]
+    assert release.mu == pytest.approx(5**0.5 * 0.5 / 2)
+    assert len(release.conditions) == 1  # the encoder's
+    assert client.releases["shared.counts"].mu == 0
 
 
 # Means of all clients' records
@@ -349,6 +361,7 @@ def test_a_weight_of_so_many_pixels_sums_the_error_over_them():
         ({"centre": "wrong", "mechanism": "none"}, "centre", ["none"]),
         ({"centre": "wrong", "n_classes": 1}, "centre", ["n_classes"]),
         ({"centre": "prior", "noise": "sensitivity"}, "centre", ["sensitivity"]),
+        ({"keep": "all", "mechanism": "public_filter"}, "keep", ["public_filter"]),
     ],
 )
 def test_combinations_that_make_no_sense_are_refused_in_one_sentence(settings, setting, facts):

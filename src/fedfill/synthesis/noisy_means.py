@@ -100,6 +100,8 @@ class NoisyMeans(GlobalMeans, Dose):
     """What is shared: filtered noisy copies (paper), all judged by the public global model (public_filter), one noisy mean a class (single_release), class names alone, whose codes are drawn from a prior (prior), or nothing (none)."""
     centre: Literal["mean", "prior", "wrong"] = Field(default="mean", exclude_if=lambda value: value == "mean")
     """Around what codes of a class are drawn, all else left as the mechanism has it: its mean (mean), the centre of a prior (prior), or the mean of another shared class (wrong); the last two are controls."""
+    keep: Literal["recognised", "all"] = Field(default="recognised", exclude_if=lambda value: value == "recognised")
+    """Which codes are kept: those whose image the judge recognises (recognised, the paper's equation 2), or all that are drawn, alpha for each class (all)."""
     release_sigma: float = Field(default=1.0, gt=0, allow_inf_nan=False)
     """Noise on the one mean of single_release, at most sigma; recipients add the rest."""
     max_candidates: int | None = Field(default=None, ge=1)
@@ -182,6 +184,10 @@ class NoisyMeans(GlobalMeans, Dose):
             raise FedfillError(
                 "centre: found wrong with n_classes=1, where a client has no other class; allowed: n_classes=2"
             )
+        if self.keep == "all" and self.mechanism in ("public_filter", "none"):
+            raise FedfillError(
+                f"keep: found all with mechanism={self.mechanism}; allowed with mechanism=paper, single_release or prior"
+            )
         allowed = {"mean": None, "prior": judged, "wrong": (*judged, "single_release")}[self.centre]
         if allowed is not None and self.mechanism not in allowed:
             raise FedfillError(
@@ -223,10 +229,7 @@ class NoisyMeans(GlobalMeans, Dose):
                 noise = torch.empty_like(mean).normal_(generator=generator)
                 own = (mean + self.release_sigma * noise)[None]
             else:
-                own, drawn = accepted_codes(
-                    judge, mean, self.sigma * scale, c, quota=self.quota, candidates=self.candidates,
-                    exhaust=self.mechanism == "public_filter", generator=generator, check=check,
-                )  # fmt: skip
+                own, drawn = self.kept_codes(judge, mean, self.sigma * scale, c, generator, check)
                 rows.append([c, len(own), drawn])
             codes.append(own)
         # one record is in one class, so the classes compose in parallel, and the rarest, of the largest sensitivity, counts
@@ -238,6 +241,19 @@ class NoisyMeans(GlobalMeans, Dose):
             # that none was accepted tells as much as sending the candidates, and the rows are those of C_i
             return None, rows, {**releases, "shared.classes": Shared.declared["classes"]}
         return Shared(list(classes), [len(own) for own in codes], torch.cat(codes)), rows, releases
+
+    def kept_codes(
+        self, judge: nn.Module, centre: Tensor, std: float, label: int, generator: torch.Generator,
+        check: Callable[[], None],
+    ) -> tuple[Tensor, int]:  # fmt: skip
+        """Codes around a centre, as `accepted_codes`, or simply the first that are drawn."""
+        if self.keep == "all":
+            noise = torch.empty(self.quota, len(centre), device=centre.device).normal_(generator=generator)
+            return centre + std * noise, self.quota
+        return accepted_codes(
+            judge, centre, std, label, quota=self.quota, candidates=self.candidates,
+            exhaust=self.mechanism == "public_filter", generator=generator, check=check,
+        )  # fmt: skip
 
     def centres(self, means: Tensor) -> Tensor:
         """Around what codes are drawn, ``[n, l]``, from the means of the classes; with ``wrong`` those of the classes before."""
@@ -255,16 +271,17 @@ class NoisyMeans(GlobalMeans, Dose):
 
     def released(self, sensitivity: float, std: float) -> dict[str, Release]:
         """What the fields of a reply release, by the sensitivity of the rarest class and the noise on its mean."""
+        judged = self.keep == "recognised"
         copies = {"paper": self.quota, "public_filter": self.candidates, "single_release": 1}[self.mechanism]
         conditions = ["the encoder counts as fixed, although it was trained on the same records"]
-        if self.mechanism == "paper":
+        if self.mechanism == "paper" and judged:
             conditions.append(
                 "the choice of copies counts as public, although a classifier trained on the same records made it"
             )
         if self.noise == "sensitivity":
             conditions.append("class sizes count as public, although the scale of the noise tells them")
         words = f"std {std:g}" if self.noise == "absolute" else f"std {std / sensitivity:g} times the sensitivity"
-        met = self.mechanism != "paper"
+        met = self.mechanism != "paper" or not judged
         accepted = FOLLOWS if met else unbounded("what the local classifier accepted")
         what = "the centre of a prior" if self.centre == "prior" else "class means of latent codes"
         codes = gaussian(what, sensitivity, std, copies, conditions, met=met, noise=words)
@@ -311,10 +328,7 @@ class NoisyMeans(GlobalMeans, Dose):
         for label, own in (pair for source in sources for pair in source.by_class()):
             if not self.filters_at_home:
                 centre = own[0] if len(own) else own.new_full((own.shape[1],), self.prior_centre)
-                own, drawn = accepted_codes(
-                    model, centre, self.public_std, label, quota=self.quota, candidates=self.candidates,
-                    exhaust=False, generator=generator, check=check,
-                )  # fmt: skip
+                own, drawn = self.kept_codes(model, centre, self.public_std, label, generator, check)
                 rows.append([label, len(own), drawn])
             codes.append(own)
             labels += [label] * len(own)
