@@ -299,6 +299,7 @@ def test_noise_makes_no_mean_longer_than_a_mean_of_bounded_codes_can_be(bound, m
 def test_a_class_that_does_not_stand_out_of_the_noise_has_no_mean():
     server = run_rounds(FedDPMS(**{**GLOBAL, "target_epsilon": 0.01}), 3)
     assert server.state.means.classes == []
+    assert any("class 0, 1, 2, 3" in sentence for sentence in server.history[1]["warnings"])
     assert all(state["synthetic"] is None for state in server.client_states.values())
 
 

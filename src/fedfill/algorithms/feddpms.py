@@ -13,7 +13,6 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from fedfill.algorithms import Broadcast, Composable, Update
-from fedfill.algorithms._heads import sound_counts
 from fedfill.algorithms._layers import Ask, changed
 from fedfill.data.samples import Batch, Samples
 from fedfill.errors import FedfillError
@@ -22,7 +21,7 @@ from fedfill.privacy.releases import public, unbounded
 from fedfill.protocol.client import Client, client_handler
 from fedfill.protocol.relay import Delivered, Matching, Scarce
 from fedfill.protocol.server import Server
-from fedfill.protocol.sums import Sums, collect, contribute
+from fedfill.protocol.sums import Sums, collect, contribute, sound_counts, warn_of_absent
 from fedfill.synthesis.global_means import require_default
 from fedfill.synthesis.noisy_means import FOLLOWS, NoisyMeans, Shared
 from fedfill.synthesis.vae import VAEOptions, class_means, latent_size, require_vae
@@ -208,6 +207,7 @@ class FedDPMS(NoisyMeans, Matching, VAEOptions, Composable):
         statistic = self.code_moments(latent, server.classes)
         ask = Ask(changed(server, part(server.state.weights, "encoder")), server.clients)
         found = collect(server, self.code_sums, ask, statistic, self.code_noise(statistic), purpose="codes")
+        warn_of_absent(server, sound_counts(found), found.stds["counts"], "it has no mean to draw from")
         return self.share_all(found.sums["moments"], sound_counts(found))
 
     @client_handler
