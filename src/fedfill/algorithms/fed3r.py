@@ -68,6 +68,10 @@ class Fed3R(Head):
             raise FedfillError(
                 "column_norm: found true with a target_epsilon, whose noise it would raise for rare classes; allowed: false"
             )
+        if self.asks_again and self.column_norm:
+            raise FedfillError(
+                f"column_norm: found true with ridge_lambda={self.ridge_lambda}, whose errors are of heads as least squares has them; allowed: false"
+            )
         if self.asks_again and self.target_epsilon is not None:
             raise FedfillError(
                 f"ridge_lambda: found {self.ridge_lambda} with a target_epsilon, under which the sums of errors would be mostly noise; "

@@ -90,7 +90,7 @@ class FedCVAE(Algorithm):
     """Noise on the gradients of the clients' conditional VAEs: none, or dpsgd, clipped per image and accounted."""
     clip: float = Field(default=1.0, gt=0, allow_inf_nan=False)
     """With dpsgd: largest norm of one image's gradient."""
-    target_epsilon: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    target_epsilon: float | None = Field(default=None, gt=0, le=100)
     """With dpsgd: epsilon of all that a client sends, for one record that is added or removed."""
     target_delta: float = Field(default=1e-5, ge=1e-12, lt=1)
     """Delta of `target_epsilon`."""

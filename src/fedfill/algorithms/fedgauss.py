@@ -21,16 +21,18 @@ from fedfill.errors import FedfillError
 from fedfill.protocol.client import Client, client_handler
 from fedfill.protocol.messages import Message
 from fedfill.protocol.server import Server
-from fedfill.protocol.sums import Collected, Sums, collect, contribute, sound_counts, warn_of_absent
+from fedfill.protocol.sums import Sums, collect, contribute, sound_counts, warn_of_absent
 from fedfill.statistics.calibration import ClassGaussians
 from fedfill.statistics.noise import NoisySums
 from fedfill.statistics.spectral_noise import noise_edge
-from fedfill.statistics.sums import Statistic, class_moments
+from fedfill.statistics.sums import LARGEST, Statistic, class_moments
 from fedfill.synthesis.image_gaussians import Frequencies, denoised, drawn_images
 from fedfill.tree import Tree, Weights
 
 COUNTS_SHARE = 0.02
 """Of the privacy budget, for the number of records of each class."""
+FINE = 5 / 7
+"""Share of the frequencies along each side, where each class has a covariance."""
 COARSE = 0.02
 """Edge of the noise in a class's covariance, for vectors of length 1, from which on all classes share one."""
 
@@ -85,24 +87,47 @@ class FedGauss(NoisySums, FromSynthetic):
         return checked.model_copy(update={"radius": radius})
 
     def server_state(self, initial: Weights) -> dict[str, Tree]:
-        """The classifier, the Gaussians, and the share of frequencies that they are of."""
-        return {**super().server_state(initial), "gaussians": None, "kept": 0.0}
+        """The classifier, the Gaussians with the share of frequencies that they are of, and whether each class has a covariance."""
+        return {
+            **super().server_state(initial),
+            "gaussians": None,
+            "kept": 0.0,
+            "by_class": self.covariance != "shared",
+        }
 
-    def round(self, server: Server, t: int) -> None:
-        """Counts, then moments, then images, then the classifier."""
-        counts = self.counts(server)
-        if bool((counts > 0).any()):  # else nothing stands out of the noise, and a warning has said so
-            self.moments(server, counts)
-            self.train_classifier(server, t)
+    @property
+    def counts_first(self) -> bool:
+        """Whether noisy counts have to decide what is asked for."""
+        return self.target_epsilon is not None and self.covariance is None
 
-    def counts(self, server: Server) -> Tensor:
-        """How many records each class has, ``[C]``; 0 where that can't be told from noise."""
+    def pretraining_steps(self) -> int:
+        """An exchange of its own, so that a run that goes on asks the same question again."""
+        return int(self.counts_first)
+
+    def pretrain(self, server: Server, step: int) -> None:
+        """Counts, from which follows whether each class has a covariance of its own: where the noise does not drown it."""
         statistic = class_moments(1, server.classes, moments=False, gram=False)
         noise = self.noise(statistic, COUNTS_SHARE)
-        found = collect(server, self.count, AskCounts(server.clients), statistic, noise, purpose="counts")
-        counts = sound_counts(found)
-        warn_of_absent(server, counts, found.stds["counts"], "there are no images of it")
-        return counts
+        counts = sound_counts(
+            collect(server, self.count, AskCounts(server.clients), statistic, noise, purpose="counts")
+        )
+        server.state.by_class = self.stands_out(server, counts)
+
+    def stands_out(self, server: Server, counts: Tensor) -> bool:
+        """Whether the noise in a class's covariance is small, by what is public."""
+        shape = tuple(server.sample.inputs.shape[1:])
+        d = self.vectors(shape, self.frequencies or FINE).numbers
+        if not bool((counts > 0).any()) or server.classes * d * d > LARGEST:
+            return False
+        noise = self.noise(self.statistic(shape, server.classes, True, self.frequencies or FINE), self.left)
+        assert noise is not None
+        std = noise.stds["class_grams"] * noise.in_the_sum(server.clients, server.clients) / math.sqrt(2)
+        return noise_edge(std, d) / float(counts[counts > 0].mean()) <= COARSE
+
+    @property
+    def left(self) -> float:
+        """Share of the privacy budget for the moments."""
+        return 1 - COUNTS_SHARE if self.counts_first else 1.0
 
     @client_handler
     def count(self, client: Client, message: AskCounts) -> Sums:
@@ -113,35 +138,34 @@ class FedGauss(NoisySums, FromSynthetic):
         noise = self.noise(statistic, COUNTS_SHARE)
         return contribute(client, statistic, records, noise, message.clients, purpose="counts")
 
-    def moments(self, server: Server, counts: Tensor) -> None:
-        """A Gaussian for each class, of all clients' records."""
-        by_class, kept = self.plan(server, counts)
+    def round(self, server: Server, t: int) -> None:
+        """Moments, then images, then the classifier."""
+        by_class = server.state.by_class
+        kept = self.frequencies or (FINE if by_class else 1 / 2)
         statistic = self.statistic(tuple(server.sample.inputs.shape[1:]), server.classes, by_class, kept)
-        message = AskMoments(server.clients, by_class, kept)
-        noise = self.noise(statistic, 1 - COUNTS_SHARE)
-        found: Collected = collect(server, self.moment_sums, message, statistic, noise, purpose="moments")
+        message, noise = AskMoments(server.clients, by_class, kept), self.noise(statistic, self.left)
+        found = collect(server, self.moment_sums, message, statistic, noise, purpose="moments")
+        counts = sound_counts(found)  # of those clients whose moments are in the sums
+        warn_of_absent(server, counts, found.stds["counts"], "there are no images of it")
+        if not bool((counts > 0).any()):
+            return  # nothing stands out of the noise, and the warning has said so
         std = max(found.stds.get(name, 0.0) for name in ("gram", "class_grams")) / math.sqrt(2)
         gaussians = denoised(found.sums, counts, std)
         server.state.gaussians = {name: x.float() for name, x in vars(gaussians).items()}
         server.state.kept = kept
         server.note(covariance="class" if by_class else "shared", frequencies=kept)
-
-    def plan(self, server: Server, counts: Tensor) -> tuple[bool, float]:
-        """Whether classes have covariances of their own, and the share of frequencies, from what is public by now."""
-        shape, fine = tuple(server.sample.inputs.shape[1:]), self.frequencies or 5 / 7
-        statistic = self.statistic(shape, server.classes, True, fine)
-        noise = self.noise(statistic, 1 - COUNTS_SHARE)
-        by_class = self.covariance != "shared"
-        if self.covariance is None and noise is not None:
-            std = noise.stds["class_grams"] * noise.in_the_sum(server.clients, server.clients) / math.sqrt(2)
-            edge = noise_edge(std, statistic.blocks["moments"].shape[0])
-            by_class = edge / float(counts[counts > 0].mean()) <= COARSE
-        return by_class, self.frequencies or (5 / 7 if by_class else 1 / 2)
+        self.train_classifier(server, t)
 
     def statistic(self, shape: tuple[int, ...], classes: int, by_class: bool, kept: float) -> Statistic:
-        """M, and the second moments of each class or of all."""
+        """N, M, and the second moments of each class or of all."""
         d = self.vectors(shape, kept).numbers
-        return class_moments(d, classes, counts=False, gram=not by_class, by_class=by_class)
+        if (classes if by_class else 1) * d * d > LARGEST:
+            raise FedfillError(
+                f"frequencies: found {kept:.3g} of images of shape {list(shape)}, whose second moments are {d} x {d} numbers"
+                f"{f' for each of {classes} classes' if by_class else ''}; allowed: {LARGEST:,} numbers in all, by smaller frequencies, "
+                "covariance=shared or a smaller image_size"
+            )
+        return class_moments(d, classes, gram=not by_class, by_class=by_class)
 
     def vectors(self, shape: tuple[int, ...], kept: float) -> Frequencies:
         """What an image is taken as."""
@@ -152,7 +176,7 @@ class FedGauss(NoisySums, FromSynthetic):
         """First and second moments of the client's images."""
         shape = tuple(client.data.inputs.shape[1:])
         statistic = self.statistic(shape, client.classes, message.by_class, message.frequencies)
-        noise = self.noise(statistic, 1 - COUNTS_SHARE)
+        noise = self.noise(statistic, self.left)
         records = self.records(client, self.vectors(shape, message.frequencies))
         return contribute(client, statistic, records, noise, message.clients, purpose="moments")
 

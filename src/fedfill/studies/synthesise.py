@@ -112,11 +112,13 @@ def _origin(run: Prepared, result: Result, per_class: int) -> Origin:
         digest=run.digest,
         version=__version__,
         per_class=per_class,
-        epsilon=account["total_epsilon"],
-        epsilon_added=account["total_epsilon_added"],
+        # what came before was made of records too, perhaps of these: the run's own figures are none for the samples
+        epsilon=None if above else account["total_epsilon"],
+        epsilon_added=None if above else account["total_epsilon_added"],
         delta=account["delta"],
-        # the sum of the account stays the last sentence
-        privacy=" ".join([*above, account["statement"]]),
+        privacy=" ".join(
+            [account["statement"], *above, *(["In total: no guarantee is known for these samples."] if above else [])]
+        ),
     )
 
 

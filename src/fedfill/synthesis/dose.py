@@ -45,8 +45,11 @@ class Dose(BaseModel):
             n and alpha as they are set; for auto the least n_i, 1 at least, and so many records of each of n classes as are a
             tenth of the mean local data set.
         """
-        n = min(max(1, min(scarce)), classes) if self.n_classes == "auto" else self.n_classes
-        mean = sum(records) / len(records)
+        held = [
+            n_i for n_i, n in zip(scarce, records, strict=True) if n
+        ]  # who has no record lacks nothing that it could be short of
+        n = min(max(1, min(held, default=1)), classes) if self.n_classes == "auto" else self.n_classes
+        mean = sum(records) / max(1, len(held))
         return [n, max(1, round(TENTH * mean / n)) if self.alpha == "auto" else self.alpha]
 
     def agreed(self, found: Sequence[int] | None) -> Self:
