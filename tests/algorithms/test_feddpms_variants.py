@@ -8,12 +8,12 @@ from tests.algorithms.feddpms_world import QUICK, client_with, network, samples_
 from tests.helpers import CLASSES, bars, refused, run_rounds, scripted, small_federation
 
 from fedfill.algorithms._layers import Ask
+from fedfill.algorithms._matching import Scarce, Skew
 from fedfill.algorithms.feddpms import FedDPMS, PreliminaryReply, SecondaryReply, Shared
 from fedfill.data.samples import Batch, Samples, normalise
 from fedfill.models.views import part, weights_of
 from fedfill.privacy import accountant
 from fedfill.privacy import sums as privacy
-from fedfill.protocol.relay import Scarce, Skew
 from fedfill.statistics.sums import as_joined, class_moments
 from fedfill.synthesis.vae import class_means, vae_loss
 

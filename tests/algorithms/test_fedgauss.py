@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from tests.experiment.world import digits
 from tests.helpers import refused
 
 import fedfill
+from fedfill.algorithms.fedgauss import FedGauss
 from fedfill.experiment.loop import synthetic_images
 from fedfill.experiment.prepare import arrange
 from fedfill.privacy import sums as privacy
@@ -59,6 +61,25 @@ def test_a_class_that_nobody_holds_has_no_images(tmp_path: Path) -> None:
     )  # fmt: skip
     assert made is not None
     assert sorted(made.labels.unique().tolist()) == [c for c in range(10) if c != 3]
+
+
+def test_a_lost_client_leaves_the_means_of_the_others(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Counts and moments are of the same clients, so that no class becomes darker."""
+    whole = run(tmp_path / "whole", partition="iid")
+    original = FedGauss.records
+
+    def broken(self: FedGauss, client: Any, frequencies: Any) -> Any:
+        if client.id == 0:
+            raise ValueError("no disk")
+        return original(self, client, frequencies)
+
+    monkeypatch.setattr(FedGauss, "records", broken)
+    lost = run(tmp_path / "lost", partition="iid")
+    kept = [RunDirectory(result.directory).read_checkpoint()["server"]["gaussians"] for result in (whole, lost)]
+    held = json.loads((tmp_path / "whole" / "partition.json").read_text())["clients"]
+    assert kept[0]["counts"].tolist() == [sum(row[c] for row in held) for c in range(10)]
+    assert kept[1]["counts"].tolist() == [sum(row[c] for row in held[1:]) for c in range(10)]
+    assert torch.allclose(kept[0]["means"][:, 0], kept[1]["means"][:, 0], rtol=0.1)  # how light a class is
 
 
 # Noise

@@ -70,14 +70,6 @@ def test_a_guarantee_is_for_one_gaussian_of_each_class(tmp_path: Path) -> None:
             arrange("fedpft", data=images(), model="auto", partition="iid", **ONE, target_epsilon=1.0, **more)
 
 
-def test_its_synthetic_features_are_of_every_class(tmp_path: Path) -> None:
-    server = fitted(FedPFT(components=3, head_steps=20), bundles(40, 30, 30, d=4), model=Plane(4, 3))
-    made = FedPFT(components=3).synthetic(server, per_class=25)
-    assert made is not None
-    assert made.counts(3) == [25, 25, 25]
-    assert made.inputs.shape == (75, 4)
-
-
 def test_slips() -> None:
     for words, facts in (
         ({"components": 0}, ("components",)),

@@ -20,8 +20,8 @@ TABLE: dict[str, dict[str, str]] = {
     "central.Trained": {"weights": UNBOUNDED},
     "local.Turn": {},
     "feddpms.PreliminaryReply": {**CONTRIBUTED, "decoder": UNBOUNDED},
-    "relay.Scarce": {"classes": UNBOUNDED},
-    "relay.Skew": {"scarce": UNBOUNDED, "samples": UNBOUNDED},
+    "_matching.Scarce": {"classes": UNBOUNDED},
+    "_matching.Skew": {"scarce": UNBOUNDED, "samples": UNBOUNDED},
     "feddpms.SecondaryReply": {
         **CONTRIBUTED, "benefited": INDEPENDENT, "shared.classes": UNBOUNDED, "shared.counts": AT_RUN_TIME,
         "shared.codes": AT_RUN_TIME, "acceptance": AT_RUN_TIME,

@@ -46,7 +46,7 @@ class AskEmbeddings(Message):
 class DPMERF(NoisySums, FromSynthetic):
     """A generator at the server, trained until its images have the mean random features of all clients' images, by class.
 
-    Use it as the reference of private synthetic images from sums; fedgauss is better and needs no training.
+    Use it as the reference of private synthetic images from sums; fedgauss needs no generator.
     """
 
     name = "dpmerf"

@@ -14,12 +14,13 @@ from torch import Tensor, nn
 
 from fedfill.algorithms import Broadcast, Composable, Update
 from fedfill.algorithms._layers import Ask, changed
+from fedfill.algorithms._matching import Matching, Scarce
 from fedfill.data.samples import Batch, Samples
 from fedfill.errors import FedfillError
 from fedfill.models.views import part, rest
 from fedfill.privacy.releases import public, unbounded
 from fedfill.protocol.client import Client, client_handler
-from fedfill.protocol.relay import Delivered, Matching, Scarce
+from fedfill.protocol.relay import Delivered
 from fedfill.protocol.server import Server
 from fedfill.protocol.sums import Sums, collect, contribute, sound_counts, warn_of_absent
 from fedfill.synthesis.global_means import require_default

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal, Self
+from typing import Literal, Self
 
 import torch
 from pydantic import Field
@@ -18,6 +18,7 @@ from fedfill.algorithms._from_synthetic import FromSynthetic
 from fedfill.algorithms._layers import CHUNK
 from fedfill.data.samples import Samples
 from fedfill.errors import FedfillError
+from fedfill.privacy.sums import COUNTS_SHARE
 from fedfill.protocol.client import Client, client_handler
 from fedfill.protocol.messages import Message
 from fedfill.protocol.server import Server
@@ -29,10 +30,10 @@ from fedfill.statistics.sums import LARGEST, Statistic, class_moments
 from fedfill.synthesis.image_gaussians import Frequencies, denoised, drawn_images
 from fedfill.tree import Tree, Weights
 
-COUNTS_SHARE = 0.02
-"""Of the privacy budget, for the number of records of each class."""
 FINE = 5 / 7
 """Share of the frequencies along each side, where each class has a covariance."""
+HALF = 1 / 2
+"""The same, where all classes share one."""
 COARSE = 0.02
 """Edge of the noise in a class's covariance, for vectors of length 1, from which on all classes share one."""
 
@@ -87,13 +88,12 @@ class FedGauss(NoisySums, FromSynthetic):
         return checked.model_copy(update={"radius": radius})
 
     def server_state(self, initial: Weights) -> dict[str, Tree]:
-        """The classifier, the Gaussians with the share of frequencies that they are of, and whether each class has a covariance."""
-        return {
-            **super().server_state(initial),
-            "gaussians": None,
-            "kept": 0.0,
-            "by_class": self.covariance != "shared",
-        }
+        """The classifier, the Gaussians, and whether each class has a covariance."""
+        return {**super().server_state(initial), "gaussians": None, "by_class": self.covariance != "shared"}
+
+    def kept(self, by_class: bool) -> float:
+        """Share of the frequencies along each side."""
+        return self.frequencies or (FINE if by_class else HALF)
 
     @property
     def counts_first(self) -> bool:
@@ -115,11 +115,11 @@ class FedGauss(NoisySums, FromSynthetic):
 
     def stands_out(self, server: Server, counts: Tensor) -> bool:
         """Whether the noise in a class's covariance is small, by what is public."""
-        shape = tuple(server.sample.inputs.shape[1:])
-        d = self.vectors(shape, self.frequencies or FINE).numbers
+        shape, kept = tuple(server.sample.inputs.shape[1:]), self.kept(by_class=True)
+        d = self.vectors(shape, kept).numbers
         if not bool((counts > 0).any()) or server.classes * d * d > LARGEST:
             return False
-        noise = self.noise(self.statistic(shape, server.classes, True, self.frequencies or FINE), self.left)
+        noise = self.noise(self.statistic(shape, server.classes, True, kept), self.left)
         assert noise is not None
         std = noise.stds["class_grams"] * noise.in_the_sum(server.clients, server.clients) / math.sqrt(2)
         return noise_edge(std, d) / float(counts[counts > 0].mean()) <= COARSE
@@ -141,7 +141,7 @@ class FedGauss(NoisySums, FromSynthetic):
     def round(self, server: Server, t: int) -> None:
         """Moments, then images, then the classifier."""
         by_class = server.state.by_class
-        kept = self.frequencies or (FINE if by_class else 1 / 2)
+        kept = self.kept(by_class)
         statistic = self.statistic(tuple(server.sample.inputs.shape[1:]), server.classes, by_class, kept)
         message, noise = AskMoments(server.clients, by_class, kept), self.noise(statistic, self.left)
         found = collect(server, self.moment_sums, message, statistic, noise, purpose="moments")
@@ -152,7 +152,6 @@ class FedGauss(NoisySums, FromSynthetic):
         std = max(found.stds.get(name, 0.0) for name in ("gram", "class_grams")) / math.sqrt(2)
         gaussians = denoised(found.sums, counts, std)
         server.state.gaussians = {name: x.float() for name, x in vars(gaussians).items()}
-        server.state.kept = kept
         server.note(covariance="class" if by_class else "shared", frequencies=kept)
         self.train_classifier(server, t)
 
@@ -193,8 +192,8 @@ class FedGauss(NoisySums, FromSynthetic):
 
     def synthesise(self, server: Server, per_class: int) -> Samples:
         """Draws from the Gaussians, as images."""
-        kept: Any = server.state.gaussians
-        gaussians = ClassGaussians(**{name: x.double().cpu() for name, x in kept.items()})
-        frequencies = self.vectors(tuple(server.sample.inputs.shape[1:]), server.state.kept)
+        found: Weights = server.state.gaussians
+        gaussians = ClassGaussians(**{name: x.double().cpu() for name, x in found.items()})
+        frequencies = self.vectors(tuple(server.sample.inputs.shape[1:]), self.kept(server.state.by_class))
         drawn = drawn_images(gaussians, frequencies, per_class, lambda c: server.stream(f"images of class {c}"))
         return drawn.to(server.sample.inputs.device)

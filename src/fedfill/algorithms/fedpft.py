@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 from fedfill.algorithms._features import Featured
 from fedfill.algorithms._layers import Ask, Layer, bounded, changed, features, layer_of
-from fedfill.data.samples import Samples
 from fedfill.errors import FedfillError
 from fedfill.models.features import FeatureMap, default_words
 from fedfill.privacy.releases import unbounded
@@ -166,19 +165,3 @@ class FedPFT(Featured):
         if isinstance(getattr(model, "encoder", None), FeatureMap):
             z = layer.radius * z / z.norm(dim=1, keepdim=True).clamp(min=1e-12)
         return z.clamp(*layer.range), labels
-
-    def synthetic(self, server: Server, per_class: int | None = None) -> Samples | None:
-        """Features, and no images: so many of each class, drawn with its components' shares."""
-        if server.state.mixture is None:
-            return None
-        mixture, wanted = server.state.mixture, per_class or 40
-        sizes = mixture["sizes"].double()
-        totals = torch.zeros(int(mixture["labels"].max()) + 1, dtype=torch.float64).index_add_(
-            0, mixture["labels"], sizes
-        )
-        # enough of each class, of which the first are taken after a shuffle
-        raised = {**mixture, "sizes": (sizes / totals[mixture["labels"]] * wanted).ceil().float()}
-        z, labels = draw_from(Mixture(**raised), server.stream("samples"))
-        order = torch.randperm(len(z), generator=torch.Generator().manual_seed(0))
-        kept = torch.cat([order[labels[order] == c][:wanted] for c in sorted(set(labels.tolist()))])
-        return Samples(z[kept].float(), labels[kept])
