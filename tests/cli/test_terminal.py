@@ -70,7 +70,7 @@ def test_compare_prints_a_table(tiny: Callable[..., Result], elsewhere: Path) ->
     assert result.exit_code == 0, result.output
     rows = [line.split() for line in result.stdout.splitlines() if line.startswith(" fedavg")]
     assert [row[0] for row in rows] == ["fedavg"] * 4  # two tables: accuracy, and fairness
-    assert "mean client" in result.stdout
+    assert "worst client" in result.stdout
     assert result.stdout.count("\n  weighting=uniform") == 2
     assert all(row[2] == "±" for row in rows)
     assert "digits, dirichlet:0.5, 4 clients, 1 round, seeds 0, 1" in result.stdout
@@ -103,8 +103,8 @@ def test_compare_prints_differences_and_what_is_not_shared() -> None:
     assert base[3] == "-"
     text = " ".join(result.stdout.split())
     assert "with the 95 % confidence interval of its mean" in text
-    assert "Not shared by fedprox:learning_rate=0.01: another local budget: learning_rate=0.01 (not 0.001)." in text
-    assert text.count("Not shared by") == 1
+    assert "* not shared by fedprox:learning_rate=0.01: another local budget: learning_rate=0.01 (not 0.001)." in text
+    assert text.count("not shared by") == 1
     assert "…" not in text
     assert "Pictures: c/accuracy.png, c/final.png" in text
     one = fedfill_("compare", "fedavg", "fedprox", *TINY, "--data-fraction", "0.2", "--seeds", "0", "--out", "c")

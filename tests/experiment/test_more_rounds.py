@@ -137,14 +137,13 @@ def test_a_kill_between_two_writes_leaves_a_run_that_goes_on(
     assert same(fedfill.resume(two, rounds=4), four("fedavg"))
 
 
-def test_what_was_said_of_the_end_is_taken_back(tmp_path: Path) -> None:
+def test_verdicts_are_on_the_new_end(tmp_path: Path) -> None:
     """A model of one round that knows nothing yet is no longer what the run ends with."""
     before = fedfill.run("fedavg", **SMALL, rounds=1, learning_rate=1.0, out=tmp_path / "a")
-    assert "round 1: " in str(before.summary["warnings"])
+    assert f"accuracy {before.summary['accuracy']:.3f}" in str(before.summary["verdicts"])
     after = fedfill.resume(tmp_path / "a", rounds=2)
     assert same(after, fedfill.run("fedavg", **SMALL, rounds=2, learning_rate=1.0, out=tmp_path / "b"))
-    assert "round 2: " in str(after.summary["warnings"])
-    assert after.rounds[0]["warnings"] == []
+    assert f"accuracy {after.summary['accuracy']:.3f}" in str(after.summary["verdicts"])
 
 
 def test_another_number_after_a_kill(

@@ -14,8 +14,7 @@ import fedfill
 from fedfill import tree
 from fedfill.engines.local import LocalEngine
 from fedfill.errors import DivergedError
-from fedfill.experiment import summary
-from fedfill.experiment.summary import collapse, selected
+from fedfill.experiment.summary import selected
 from fedfill.training.evaluation import Evaluation
 
 
@@ -37,7 +36,7 @@ def test_summary_and_rounds_hold_what_they_promise(name: str, whole: dict[str, f
         *("algorithm", "dataset", "partition", "clients", "rounds", "seed", "engine", "version", "accuracy"),
         *("best_accuracy", "best_round", "accuracy_by_class", "accuracy_by_client", "class_variance"),
         *("client_variance", "worst_client_accuracy", "bytes_up", "bytes_down", "train_samples", "seconds"),
-        *("seconds_in_fit", "weights_sha256", "privacy"),
+        *("seconds_in_fit", "weights_sha256", "privacy", "verdicts", "balanced_accuracy", "personal"),
     } <= set(summary)
     assert {"entries", "total_epsilon", "statement"} <= set(summary["privacy"])
     assert all(
@@ -151,55 +150,3 @@ def test_clients_without_validation_samples_have_no_say() -> None:
     assert (found["selected_accuracy"], found["selected_accuracy_by_client"]) == (0.1, [None, 0.2])
     assert (found["selected_mean_client_accuracy"], found["selected_validation"]) == (0.2, 0.7)
     assert selected([{"round": 1, "validation_by_client": [None]}]) == {}
-
-
-@pytest.mark.parametrize(
-    ("most", "largest", "accuracy", "named"),
-    [
-        (0.98, 0.3, 0.3, True),  # one class for all
-        (0.979, 0.3, 0.5, False),
-        (0.5, 0.3, 0.309, True),  # no better than the largest class
-        (0.5, 0.3, 0.291, True),
-        (0.5, 0.3, 0.02, True),  # far worse
-        (0.5, 0.3, 0.32, False),
-        (1.0, 0.99, 0.99, False),  # a test set of one class tells nothing
-        (None, None, 0.1, False),  # nobody looked
-    ],
-)
-def test_a_model_that_learnt_nothing_is_named(
-    most: float | None, largest: float | None, accuracy: float, named: bool
-) -> None:
-    found = collapse({"most_predicted": most, "largest_class": largest, "accuracy": accuracy}, personal=False)
-    assert (found is not None) == named
-    if found is not None:
-        assert "learning_rate" in found  # what to do
-
-
-@pytest.mark.parametrize(("own", "named"), [(1.0, False), (0.32, False), (0.309, True), (0.02, True), (None, False)])
-def test_personal_models_are_judged_by_their_own_splits(own: float | None, named: bool) -> None:
-    """On the common test set a model that knows its client's one class is no better than chance, and names that class alone."""
-    record = {"most_predicted": 1.0, "largest_class": 0.3, "accuracy": 0.3, "mean_client_accuracy": own}
-    found = collapse(record, personal=True)
-    assert (found is not None) == named
-    if found is not None:
-        assert f"{own:.3f}" in found
-        assert "0.300" in found
-
-
-def test_clients_that_know_their_one_class_have_learnt_something(tmp_path: Path) -> None:
-    options = {"partition": "classes:1", "clients": 10, "rounds": 2, "local_epochs": 2, "learning_rate": 0.01}
-    result = fedfill.run("local", **options, out=tmp_path / "run")
-    assert result.summary["accuracy_by_client"] == [1.0] * 10
-    assert result.summary["accuracy"] < 0.11
-    assert result.summary["warnings"] == []
-    compared = fedfill.compare(["local"], **options, out=tmp_path / "all")
-    assert compared.collapsed == ()
-
-
-def test_a_run_that_learnt_nothing_says_so_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    learnt = fedfill.run("fedavg", **TINY, out=tmp_path / "learnt")
-    assert not [text for text in learnt.summary["warnings"] if "largest class" in text]
-    monkeypatch.setattr(summary, "AT_CHANCE", 1.0)  # every accuracy is as good as the largest class
-    still = fedfill.run("fedavg", **TINY, out=tmp_path / "still")
-    (warning,) = [text for text in still.summary["warnings"] if "largest class" in text]
-    assert warning.startswith(f"round {TINY['rounds']}: ")

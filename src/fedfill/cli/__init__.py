@@ -14,7 +14,8 @@ import fedfill
 from fedfill.cli import deploy
 from fedfill.cli.commands import compare, measure, partition, reproduce, resume, run, synthesise
 from fedfill.cli.listing import list_names
-from fedfill.cli.terminal import err, out
+from fedfill.cli.progress import err
+from fedfill.cli.terminal import out
 from fedfill.errors import FedfillError
 
 

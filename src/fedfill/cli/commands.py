@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from pathlib import Path
 from typing import Annotated
 
@@ -11,6 +10,7 @@ import typer
 import fedfill
 from fedfill.cli import terminal
 from fedfill.cli.options import FIELDS, Options, Out, takes
+from fedfill.cli.progress import progress
 from fedfill.errors import FedfillError, checked
 from fedfill.experiment.settings import DATA, INCIDENTAL, PLACES, Experiment
 
@@ -28,7 +28,7 @@ def run(
         raise FedfillError(
             "algorithm: none is given; name one of 'fedfill list algorithms' or give a --config that does"
         )
-    with terminal.progress() as follow:
+    with progress() as follow:
         result = fedfill.run(algorithm, out=out, on_round=follow(algorithm), **options)
     terminal.print_result(result)
 
@@ -44,7 +44,7 @@ def resume(options: Options, directory: Annotated[Path, typer.Argument(help="A r
 
     What is not given stays as it was in the run, whatever the default.
     """
-    with terminal.progress() as follow:
+    with progress() as follow:
         result = fedfill.resume(directory, on_round=follow(directory.name), **options)
     terminal.print_result(result)
 
@@ -68,14 +68,15 @@ def compare(
     """Compare algorithms over several seeds: mean ± deviation."""
     for given_above in ("algorithm", "seed"):  # a --config for one run is good for a comparison too
         options.pop(given_above, None)
+    from fedfill.studies.sweep import candidates
+
     numbers = _seeds(seeds)
-    count, total = itertools.count(1), len(algorithms) * len(numbers)
-    with terminal.progress() as follow:
+    with progress(len(numbers) * sum(len(candidates(label)) for label in algorithms)) as follow:
         comparison = fedfill.compare(
             algorithms,
             seeds=numbers,
             out=out,
-            on_run=lambda label, seed: follow(f"{next(count)}/{total} {label}, seed {seed}"),
+            on_run=lambda label, seed: follow(f"{label}, seed {seed}"),
             **options,
         )
     terminal.print_comparison(comparison)
@@ -97,7 +98,7 @@ def reproduce(
     """Run a paper's table and write the figures beside the paper's."""
     from fedfill.studies.table import find_table, markdown
 
-    with terminal.progress() as follow:
+    with progress() as follow:
         found = fedfill.reproduce(
             table,
             only=only or (),

@@ -10,6 +10,7 @@ import typer
 import fedfill
 from fedfill.cli import terminal
 from fedfill.cli.options import FIELDS, Options, Out, takes
+from fedfill.cli.progress import progress
 from fedfill.errors import FedfillError
 from fedfill.experiment.settings import PLACES, SIMULATION
 
@@ -28,7 +29,7 @@ def rehearse(
     out: Out = None,
 ) -> None:
     """Run an experiment on real Flower processes of this machine."""
-    with terminal.progress() as follow:
+    with progress() as follow:
         result = fedfill.run(algorithm, out=out, on_round=follow(algorithm), **{**options, "engine": "flower"})
     terminal.print_result(result)
 

@@ -1,21 +1,18 @@
-"""What a terminal shows: progress, and tables of results, comparisons, measures and partitions."""
+"""What a terminal shows: tables of results, comparisons, measures and partitions."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from rich import box
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 if TYPE_CHECKING:
     from fedfill.data.federation import Federation
-    from fedfill.experiment.loop import OnRound
     from fedfill.experiment.summary import Result
-    from fedfill.studies.compare import Comparison, Difference
+    from fedfill.studies.comparison import Comparison, Difference
     from fedfill.studies.measure import Measures
     from fedfill.studies.synthesise import Synthesised
 
@@ -24,60 +21,6 @@ READABLE = 100
 
 # names of classes, data sets and the like may look like markup
 out = Console(highlight=False, markup=False, emoji=False)
-err = Console(stderr=True, highlight=False, markup=False, emoji=False)
-
-
-@contextmanager
-def progress() -> Iterator[Callable[[str], OnRound]]:
-    """A progress bar on a terminal, a line for each round elsewhere.
-
-    Yields:
-        Makes the follower of one run from its label, just before the run starts.
-    """
-    bar = Progress(
-        TextColumn("{task.description}", markup=False),
-        BarColumn(bar_width=20),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[figure]}"),
-        TimeRemainingColumn(),
-        console=err,
-        transient=True,
-    )
-
-    def follow(label: str) -> OnRound:
-        for earlier in bar.task_ids:
-            bar.update(earlier, visible=False)
-        task: TaskID = bar.add_task(label, total=None, figure="")  # it moves while data are read and in the first round
-
-        def on_round(record: dict[str, Any], rounds: int) -> None:
-            if "round" in record:
-                done, total, when = record["round"], rounds, f"round {record['round']}"
-                figure = f"accuracy {record['accuracy']:.4f}" if "accuracy" in record else "not evaluated"
-            else:
-                done, total, when = record["step"], record["steps"], f"preparation {record['step']}"
-                figure = "preparing"
-            if not err.is_terminal:
-                _say(f"{label}: {when}/{total}, {figure}, {record['seconds']:.1f} s")
-            elif bar.tasks[task].total != total:
-                bar.reset(task, total=total, completed=done, figure=figure)
-            else:
-                bar.update(task, completed=done, figure=figure)
-            for sentence in record["warnings"]:
-                _say(f"{label}, {when}: {sentence}", "yellow")
-            for lost in record["lost"]:
-                _say(f"{label}, {when}: lost client {lost['client']} ({lost['handler']}): {lost['reason']}", "yellow")
-
-        return on_round
-
-    if err.is_terminal:
-        with bar:
-            yield follow
-    else:
-        yield follow
-
-
-def _say(line: str, style: str | None = None) -> None:
-    err.print(line, style=style, soft_wrap=True)
 
 
 def print_result(result: Result) -> None:
@@ -115,24 +58,41 @@ def print_result(result: Result) -> None:
         _paragraph(f"Rounds 1 to {result.resumed_after} had been done before; the run went on from there.")
     for note in summary["notes"]:
         _paragraph(note)
+    _print_verdicts([verdict["sentence"] for verdict in summary.get("verdicts", ())])
     out.print("\n[bold]Privacy[/bold]", markup=True)
     _paragraph(summary["privacy"]["statement"])
     tell(f"\nRun directory: {result.directory}")
 
 
 def print_comparison(comparison: Comparison) -> None:
-    """A row for each algorithm, with means over seeds and differences to the first."""
+    """A row for each algorithm, with means over seeds and differences to the baseline; below what has to be known of it."""
+    from fedfill.experiment.verdicts import uneven
+    from fedfill.studies.sweep import sentence
+    from fedfill.studies.verdicts import of_comparison
+
     results = [result for row in comparison.rows for result in row.finished]
-    first = results[0].summary
+    first = comparison.first
     several = len(comparison.seeds) > 1
+    columns = {"accuracy": "accuracy"}
+    if uneven(first):
+        columns["balanced"] = "balanced_accuracy"
+    if any(row.figure("mean_client_accuracy")[0] is not None for row in comparison.rows):
+        columns["own split"] = "mean_client_accuracy"
+    if any(row.figure("selected_accuracy")[0] is not None for row in comparison.rows):
+        columns["by validation"] = "selected_accuracy"
+    meanings = {
+        "accuracy": "on everyone's test set after the last round, in percent",
+        "balanced": "the same, each class counted alike",
+        "own split": "mean over clients, each on its own test split",
+        "by validation": "on the test set after the round that validation splits chose",
+    }
     table = Table(
-        title=f"{first['dataset']}, {first['partition']}, {first['clients']} clients, {first['rounds']} round{'s' if first['rounds'] > 1 else ''}, "
-        f"seed{'s' if several else ''} {', '.join(map(str, comparison.seeds))}",
+        title=comparison.title,
         title_justify="left",
         caption=f"{'mean ± standard deviation over seeds' if several else 'one seed, so no deviation'}; "
-        f"accuracies in percent; - {comparison.baseline.label}: difference, seed by seed"
-        f"{', with the 95 % confidence interval of its mean' if several else ''}; best: the best round, chosen on the test set; "
-        "traffic: sent up and down",
+        + "".join(f"{name}: {meanings[name]}; " for name in columns)
+        + f"- {comparison.baseline.label}: difference of accuracy, seed by seed"
+        f"{', with the 95 % confidence interval of its mean' if several else ''}; traffic: sent up and down",
         caption_justify="left",
         box=box.SIMPLE_HEAD,
         padding=0,
@@ -140,33 +100,34 @@ def print_comparison(comparison: Comparison) -> None:
     )
     table.add_column("algorithm", overflow="fold")
     versus = comparison.baseline.label.partition(":")[0]
-    for column in ("accuracy", f"- {versus}", "best", "traffic", "sec."):
+    for column in (next(iter(columns)), f"- {versus}", *list(columns)[1:], "traffic", "sec."):
         table.add_column(column, justify="right", no_wrap=True)
     for row in comparison.rows:
         up, down, seconds = (row.figure(name)[0] or 0 for name in ("bytes_up", "bytes_down", "seconds"))
         whole = None not in row.results
+        accuracy, *others = (_mean(*row.figure(name)) for name in columns.values())
         table.add_row(
             row.label.replace(":", "\n ").replace(",", "\n "),
-            _mean(*row.figure("accuracy")) if whole else "diverged",
+            accuracy if whole else "diverged",
             _difference(comparison.difference(row, "accuracy")),
-            _mean(row.figure("best_accuracy")[0], None),
+            *others,
             _bytes(up + down) if whole else "-",
             f"{seconds:.1f}" if whole else "-",
         )
     out.print(table)
     out.print()
     _print_fairness(comparison)
-    for sentence in (*comparison.diverged, *comparison.collapsed):
-        _paragraph(f"{sentence}.")
+    for row in comparison.rows:
+        if row.sweep is not None:
+            _paragraph(f"{sentence(row.sweep)}.")
     if left_out := [row.label for row in comparison.rows if None in row.results]:
         _paragraph(f"Not in the pictures, since a run diverged: {', '.join(left_out)}.")
-    for note in comparison.notes:
-        _paragraph(f"Not shared by {note}.")
     read = sum(result.was_finished for result in results)
     if read:
         _paragraph(f"{read} of {len(results)} runs were finished before: they were read, and not run again.")
     for note in first["notes"]:
         _paragraph(note)
+    _print_verdicts([verdict.sentence for verdict in of_comparison(comparison)])
     out.print(
         "\n[bold]Privacy[/bold] (what is protected, from whom, and what is not: each run's summary.json)", markup=True
     )
@@ -177,7 +138,7 @@ def print_comparison(comparison: Comparison) -> None:
             _paragraph(f"{row.label}: {' '.join(totals)}")
     folder = comparison.directory
     tell(f"\nRun directories: {folder}/<algorithm>-seed<seed>")
-    tell(f"All figures: {folder}/comparison.csv")
+    tell(f"Tables: {folder}/table.md, table.tex, table.csv; each run and round: comparison.csv, curves.csv")
     if any(None not in row.results for row in comparison.rows):
         tell(f"Pictures: {folder}/accuracy.png, {folder}/final.png")
 
@@ -284,16 +245,16 @@ def _print_fairness(comparison: Comparison) -> None:
         return
     table = Table(
         title="fairness", title_justify="left", caption_justify="left", box=box.SIMPLE_HEAD, padding=0, collapse_padding=True,
-        caption="clients on their own test splits: mean, worst and mean of the worst tenth in percent; variances are means over seeds, in percent²; "
+        caption="clients on their own test splits: the worst and the mean of the worst tenth in percent; variances are means over seeds, in percent²; "
         "class var.: variance over classes of the test set",
     )  # fmt: skip
     table.add_column("algorithm", overflow="fold")
-    for column in ("mean client", "worst client", "worst tenth", "variance", "class var."):
+    for column in ("worst client", "worst tenth", "variance", "class var."):
         table.add_column(column, justify="right", no_wrap=True)
     for row in comparison.rows:
         table.add_row(
             row.label.replace(":", "\n ").replace(",", "\n "),
-            *(_mean(*row.figure(name)) for name in ("mean_client_accuracy", "worst_client_accuracy")),
+            _mean(*row.figure("worst_client_accuracy")),
             _mean(row.figure("worst_tenth_accuracy")[0], None),
             *(_variance(row.figure(name)[0]) for name in ("client_variance", "class_variance")),
         )
@@ -327,6 +288,15 @@ def print_federation(federation: Federation, title: str) -> None:
         _paragraph(f"... and {len(rows) - MOST_ROWS} more clients, all of them in the picture.")
     for note in federation.notes:
         _paragraph(note)
+
+
+def _print_verdicts(sentences: Iterable[str]) -> None:
+    """What to know before a figure is quoted."""
+    sentences = list(sentences)
+    if sentences:
+        out.print("\n[bold]Verdicts[/bold]", markup=True)
+    for sentence in sentences:
+        _paragraph(f"* {sentence}.")
 
 
 def tell(text: str) -> None:

@@ -21,7 +21,7 @@ from fedfill.engines.runner import make_resident
 from fedfill.errors import FedfillError
 from fedfill.experiment.prepare import Prepared
 from fedfill.experiment.settings import Experiment
-from fedfill.experiment.summary import Result, collapse, summarise
+from fedfill.experiment.summary import Result, summarise
 from fedfill.privacy.ledger import Ledger
 from fedfill.protocol.client import State
 from fedfill.protocol.engine import Engine
@@ -141,11 +141,6 @@ def _loop(
         server = _server(prepared, engine, device, secret)
         done, seconds, preparation = _restore(prepared, directory, server, engine, device)
         records = directory.cut_rounds(done)
-        judged = 0 < done < experiment.rounds and "accuracy" in records[-1]
-        if judged and (sentence := collapse(records[-1], algorithm.personal)):
-            # said where this was the last round, before the run was given more
-            records[-1]["warnings"] = [text for text in records[-1]["warnings"] if text != sentence]
-            directory.write_rounds(records)
         counts = federation.counts if any(map(any, federation.counts)) else None  # None: they stay with the clients
         division = {"class_names": federation.class_names, "clients": counts}
         if federation.domains:
@@ -205,8 +200,6 @@ def _loop(
                 },
                 **_cost(server, before, took),
             }
-            if t + 1 == experiment.rounds and (sentence := collapse(record, algorithm.personal)):
-                record["warnings"] = [*record["warnings"], sentence]
             weights = _models(algorithm, server, engine)
             directory.append_round(record)
             keep(t + 1, weights)

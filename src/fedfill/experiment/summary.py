@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +14,10 @@ import torch
 from fedfill import __version__, tree
 from fedfill.engines.local import processors
 from fedfill.experiment.prepare import Prepared
+from fedfill.experiment.verdicts import balanced_accuracy, of_run
 from fedfill.protocol.server import Server
 from fedfill.training.evaluation import FAIRNESS
 from fedfill.tree import Weights
-
-CONSTANT, AT_CHANCE = 0.98, 0.01
-"""Share of the test set in one predicted class, and how far the accuracy is above the largest class's share at the most, that
-tell a model which has learnt nothing."""
 
 
 def accuracy_by_round(records: Sequence[Mapping[str, Any]]) -> dict[int, float]:
@@ -73,38 +70,6 @@ def selected(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def collapse(record: Mapping[str, Any], personal: bool) -> str | None:
-    """What is wrong with a model that knows nothing of the classes: it names one alone, or is no better; None: nothing.
-
-    Args:
-        record: Of a round with an evaluation.
-        personal: Whether clients have models of their own. One that knows its client's few classes is right, and a poor judge
-            of the common test set; so the clients' own test splits decide, and without these nothing is said.
-
-    Returns:
-        One sentence, or None.
-    """
-    most, largest, accuracy = record.get("most_predicted"), record.get("largest_class"), record["accuracy"]
-    helps = "try a smaller learning_rate, another optimizer or more rounds"
-    if largest is None or largest >= CONSTANT:  # a test set of one class tells nothing
-        return None
-    if personal:
-        own = record.get("mean_client_accuracy")
-        if own is None or own > largest + AT_CHANCE:
-            return None
-        return (
-            f"the clients' own models reach {own:.3f} on their own test splits, no more than the largest class has of the whole "
-            f"test set ({largest:.3f}); {helps}"
-        )
-    if most is not None and most >= CONSTANT:
-        return f"the model takes {most:.0%} of the test set for one and the same class; {helps}"
-    if accuracy <= largest + AT_CHANCE:
-        return (
-            f"an accuracy of {accuracy:.3f} is no better than naming the largest class always ({largest:.3f}); {helps}"
-        )
-    return None
-
-
 def _machine(device: str) -> str:
     """What it ran on, in a few words."""
     kind = torch.cuda.get_device_name(device) if device.startswith("cuda") else f"{processors()} processors"
@@ -143,7 +108,8 @@ def summarise(
     experiment, last = prepared.experiment, records[-1]
     judged = [record for record in records if "accuracy" in record]  # of rounds with an evaluation
     best = max(judged, key=lambda record: (record["accuracy"], -record["round"]))
-    return {
+    sizes = [len(client.test) for client in prepared.federation.clients]
+    figures = {
         "algorithm": experiment.algorithm,
         "dataset": experiment.data,
         "partition": experiment.partition,
@@ -151,6 +117,7 @@ def summarise(
         "rounds": experiment.rounds,
         "seed": experiment.seed,
         "engine": experiment.engine,
+        "personal": prepared.algorithm.personal,
         "version": __version__,
         "accuracy": last["accuracy"],
         "loss": last["loss"],
@@ -159,7 +126,11 @@ def summarise(
         **selected(records),
         **{name: last[name] for name in ("accuracy_of_trained_head",) if name in last},
         "accuracy_by_class": last["accuracy_by_class"],
+        "balanced_accuracy": balanced_accuracy(last["accuracy_by_class"]),
+        "largest_class": last.get("largest_class"),
         "accuracy_by_client": last["accuracy_by_client"],
+        # a party of a deployment knows nobody's
+        "own_test_samples": sizes if any(sizes) else None,
         **{name: last[name] for name in FAIRNESS},
         "bytes_up": server.costs.bytes_up,
         "bytes_down": server.costs.bytes_down,
@@ -177,3 +148,4 @@ def summarise(
         "notes": list(prepared.federation.notes),
         "privacy": server.ledger.account(experiment.delta),
     }
+    return {**figures, "verdicts": [asdict(verdict) for verdict in of_run(figures, records)]}

@@ -12,7 +12,7 @@ import os
 import secrets
 import tempfile
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -240,15 +240,11 @@ class RunDirectory:
                 f"resume: {self.path / 'rounds.jsonl'} holds {len(records)} rounds and the checkpoint {done}; "
                 "the folder was changed: start again in a new one"
             )
-        self.write_rounds(records)
-        return records
-
-    def write_rounds(self, records: Sequence[Mapping[str, Any]]) -> None:
-        """Make `records` all that ``rounds.jsonl`` holds, where it is there."""
         path = self.path / "rounds.jsonl"
         text = "".join(json.dumps(record) + "\n" for record in records).encode()
         if path.exists() and path.read_bytes() != text:
             self.write("rounds.jsonl", text)
+        return records
 
     def write_checkpoint(self, state: Tree) -> None:
         """Replace the checkpoint: one safetensors file with its structure as JSON inside."""

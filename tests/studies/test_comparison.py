@@ -1,0 +1,202 @@
+"""A comparison's folder: its files by hand, read again as it was, and the verdicts on it."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.helpers import refused
+
+from fedfill.cli.progress import Clock, duration
+from fedfill.experiment.summary import Result
+from fedfill.experiment.verdicts import LEFT_BEHIND, NOT_CONVERGED, OWN_SPLIT
+from fedfill.runs.directory import to_json
+from fedfill.studies.comparison import Comparison, Row, Sweep, read_comparison
+from fedfill.studies.comparison_files import write_files
+from fedfill.studies.verdicts import DIVERGED, HIGHEST, NOT_SHARED, ONE_SEED, WITHIN_NOISE, of_comparison
+
+
+def result(
+    folder: Path, label: str, seed: int, accuracy: float, curve: list[float] | None = None, **more: Any
+) -> Result:
+    """A run's folder with made-up figures."""
+    summary = {
+        "algorithm": label, "dataset": "made_up", "partition": "iid", "clients": 2, "rounds": 2, "seed": seed,
+        "accuracy": accuracy, "accuracy_by_class": [accuracy, accuracy], "accuracy_by_client": [accuracy, accuracy],
+        "mean_client_accuracy": accuracy, "worst_client_accuracy": accuracy, "bytes_up": 1e6, "bytes_down": 5e5,
+        "largest_class": 0.5, "personal": False, **more,
+    }  # fmt: skip
+    rounds = [
+        {"round": t, "accuracy": a, "loss": 1.0, "bytes_up": 7, "bytes_down": 8, "seconds": 0.5, "most_predicted": 0.5}
+        for t, a in enumerate(curve or [accuracy / 2, accuracy], 1)
+    ]
+    place = folder / f"{label}-seed{seed}"
+    place.mkdir()
+    (place / "summary.json").write_bytes(to_json(summary))
+    (place / "rounds.jsonl").write_text("".join(json.dumps(record) + "\n" for record in rounds))
+    return Result(place, summary, rounds, {}, len(rounds))
+
+
+def rows(folder: Path, **accuracies: list[float]) -> list[Row]:
+    return [
+        Row(label, tuple(result(folder, label, seed, value) for seed, value in enumerate(values)))
+        for label, values in accuracies.items()
+    ]
+
+
+def kinds(comparison: Comparison) -> list[str]:
+    return [verdict.kind for verdict in of_comparison(comparison)]
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> Comparison:
+    base, other = rows(tmp_path, fedavg=[0.5, 0.7], moon_x=[0.8, 0.9])
+    swept = Row(other.label, other.results, Sweep("moon_x:mu=1|2", {"moon_x": 0.5, "moon_x:mu=2": None}))
+    found = Comparison((base, swept), (0, 1), tmp_path, base, ("moon_x: another network: a_b (not c)",), ())
+    write_files(found)
+    return found
+
+
+def test_it_is_read_again_as_it_was(two: Comparison) -> None:
+    again = read_comparison(two.directory)
+    assert again == two
+    assert again.baseline is again.rows[0]
+    assert [path.name for path in sorted(two.directory.iterdir())] == [
+        "accuracy.png", "comparison.csv", "comparison.json", "curves.csv", "fedavg-seed0", "fedavg-seed1", "final.png",
+        "moon_x-seed0", "moon_x-seed1", "table.csv", "table.md", "table.tex",
+    ]  # fmt: skip
+
+
+def lines(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_the_table_by_hand(two: Comparison) -> None:
+    found = next(line for line in lines(two.directory / "table.csv") if line["figure"] == "accuracy")
+    # 0.5 and 0.7: mean 0.6, deviation 0.1 * sqrt(2), half width 12.7062 * 0.1
+    assert (found["algorithm"], found["n"]) == ("fedavg", "2")
+    numbers = [float(found[name]) for name in ("mean", "deviation", "low", "high")]
+    assert numbers == pytest.approx([0.6, 0.141421, 0.6 - 1.27062, 0.6 + 1.27062], abs=1e-5)
+    assert (two.directory / "table.md").read_text().splitlines()[2:] == [
+        "| algorithm | everyone's test set | own split | against fedavg | MB | seeds |",
+        "| --- | ---: | ---: | ---: | ---: | ---: |",
+        "| fedavg | 60.00 ± 14.14 | 60.00 ± 14.14 | – | 1.5 | 2 |",
+        # differences 0.3 and 0.2: mean 0.25, half width 12.7062 * 0.05
+        "| moon_x | 85.00 ± 7.07 | 85.00 ± 7.07 | +25.00 ± 63.53 | 1.5 | 2 |",
+    ]
+    tex = (two.directory / "table.tex").read_text()
+    assert r"moon\_x & 85.00 $\pm$ 7.07 & 85.00 $\pm$ 7.07 & +25.00 $\pm$ 63.53 & 1.5 & 2 \\" in tex
+    assert tex.count(r"\\") == 3
+    assert r"% made\_up, iid, 2 clients" in tex
+    curves = lines(two.directory / "curves.csv")
+    assert len(curves) == 8
+    assert (curves[0]["algorithm"], curves[0]["seed"], curves[0]["round"], curves[0]["accuracy"]) == (
+        "fedavg",
+        "0",
+        "1",
+        "0.25",
+    )
+    assert curves[0]["worst_client_accuracy"] == ""
+
+
+@pytest.mark.parametrize(
+    ("change", "facts"),
+    [
+        (lambda d: d.pop("rows"), ("comparison", "damaged")),
+        (lambda d: d.update(baseline="nobody"), ("comparison", "damaged")),
+        (lambda d: d.update(seeds=[0]), ("comparison", "damaged")),
+        (lambda d: d["rows"][0].update(folders=["nowhere", "fedavg-seed1"]), ("run", "nowhere")),
+        (lambda d: d["rows"][0].update(folders=["../../etc", "fedavg-seed1"]), ("run", "etc", "no finished run")),
+    ],
+)
+def test_a_damaged_record_is_a_sentence(two: Comparison, change: Any, facts: tuple[str, ...]) -> None:
+    path = two.directory / "comparison.json"
+    document = json.loads(path.read_text())
+    change(document)
+    path.write_bytes(to_json(document))
+    with refused(*facts):
+        read_comparison(two.directory)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", "null"])
+def test_no_record_is_a_sentence(two: Comparison, text: str) -> None:
+    (two.directory / "comparison.json").write_text(text)
+    with refused("comparison", "damaged"):
+        read_comparison(two.directory)
+    with refused("comparison", "holds none"):
+        read_comparison(two.directory / "fedavg-seed0")
+
+
+def test_verdicts_on_two_rows(two: Comparison) -> None:
+    highest, noise, shared = of_comparison(two)
+    assert (highest.kind, noise.kind, shared.kind) == (HIGHEST, WITHIN_NOISE, NOT_SHARED)
+    assert "85.00" in highest.sentence
+    assert "+25.00 ± 63.53" in highest.sentence
+    assert "within the noise" in highest.sentence
+    assert "moon_x +25.00 ± 63.53" in noise.sentence
+    assert shared.sentence.endswith(two.notes[0])
+
+
+def test_a_difference_that_is_no_noise_has_no_such_verdict(tmp_path: Path) -> None:
+    base, other = rows(tmp_path, fedavg=[0.5, 0.7, 0.6], fed3r=[0.7, 0.9, 0.81])
+    (highest,) = of_comparison(Comparison((base, other), (0, 1, 2), tmp_path, base))
+    assert highest.kind == HIGHEST
+    assert "more than chance" in highest.sentence
+
+
+def test_one_seed_and_a_diverged_row(tmp_path: Path) -> None:
+    base, other = rows(tmp_path, fedavg=[0.5], fed3r=[0.7])
+    broken = Row("fedprox", (None,))
+    found = Comparison((base, other, broken), (0,), tmp_path, base, (), ("fedprox, seed 0: training diverged: so",))
+    assert kinds(found) == [HIGHEST, DIVERGED, ONE_SEED]
+    write_files(found)
+    assert read_comparison(tmp_path) == found
+    assert "| fedprox | diverged |" in (tmp_path / "table.md").read_text()
+
+
+def test_the_runs_verdicts_are_gathered(tmp_path: Path) -> None:
+    late = [0.1, 0.1, 0.1, 0.1, 0.1, 0.1, 0.3, 0.5]
+    behind = {"accuracy_by_client": [0.9, 0.1], "own_test_samples": [50, 50]}
+    base = Row("fedavg", tuple(result(tmp_path, "fedavg", s, 0.7, late, **behind) for s in (0, 1)))
+    own = Row(
+        "local", tuple(result(tmp_path, "local", s, 0.7, late, personal=True, **(behind if s else {})) for s in (0, 1))
+    )
+    found = of_comparison(Comparison((base, own), (0, 1), tmp_path, base))
+    assert [verdict.kind for verdict in found] == [HIGHEST, LEFT_BEHIND, NOT_CONVERGED, OWN_SPLIT, WITHIN_NOISE]
+    _, left, rising, personal, _ = (verdict.sentence for verdict in found)
+    assert left.startswith("fedavg, seed 0: client 1")  # not local's, of which it is so in one of two seeds
+    assert "in 2 of 2 seeds" in left
+    assert "fedavg (+30.0), local (+30.0)" in rising  # (0.3 + 0.5)/2 - 0.1
+    assert personal.startswith("local: ")
+
+
+def test_the_time_that_is_left() -> None:
+    now = [0.0]
+    clock = Clock(3, lambda: now[0])
+    assert clock.begin() == 1
+    assert clock.left() is None
+    now[0] = 10.0
+    clock.done(0.5)
+    assert clock.left() == pytest.approx(10 + 2 * 20)  # this run takes 20, and so may the two others
+    now[0] = 30.0
+    clock.done(1.0)
+    assert clock.begin() == 2
+    now[0] = 35.0
+    clock.done(0.5)
+    assert clock.left() == pytest.approx(5 + (30 + 10) / 2)
+    now[0] = 40.0  # given up, or read: it says nothing of the others
+    assert clock.begin() == 3
+    now[0] = 44.0
+    clock.done(0.25)
+    assert clock.left() == pytest.approx(12)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"), [(0.4, "0 s"), (89, "89 s"), (90, "2 min"), (5399, "1 h 30 min"), (12000, "3 h 20 min")]
+)
+def test_times_in_words(seconds: float, words: str) -> None:
+    assert duration(seconds) == words
