@@ -22,6 +22,7 @@ __all__ = [
     "reproduce",
     "resume",
     "run",
+    "study",
     "synthesise",
 ]
 
@@ -34,6 +35,7 @@ _HOME = {
     "reproduce": "fedfill.studies.reproduce",
     "resume": "fedfill.studies.run",
     "run": "fedfill.studies.run",
+    "study": "fedfill.studies.study",
     "synthesise": "fedfill.studies.synthesise",
 }
 
@@ -45,6 +47,7 @@ if TYPE_CHECKING:
     from fedfill.studies.measure import measure
     from fedfill.studies.reproduce import reproduce
     from fedfill.studies.run import resume, run
+    from fedfill.studies.study import study
     from fedfill.studies.synthesise import synthesise
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+import re
 from collections.abc import Mapping
 from typing import Any, ClassVar, Self
 
@@ -279,7 +280,7 @@ def parse_variant(text: str) -> tuple[str, dict[str, str]]:
     """
     name, _, rest = text.partition(":")
     settings: dict[str, str] = {}
-    for pair in filter(None, rest.split(",")):
+    for pair in filter(None, re.split(r",(?![^(]*\))", rest)):  # no comma of patches(300, cells=4)
         key, equals, value = pair.partition("=")
         if not equals or not key:
             raise FedfillError(

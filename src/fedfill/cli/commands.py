@@ -70,7 +70,7 @@ def compare(
         options.pop(given_above, None)
     from fedfill.studies.sweep import candidates
 
-    numbers = _seeds(seeds)
+    numbers = numbers_of(seeds)
     with progress(len(numbers) * sum(len(candidates(label)) for label in algorithms)) as follow:
         comparison = fedfill.compare(
             algorithms,
@@ -102,7 +102,7 @@ def reproduce(
         found = fedfill.reproduce(
             table,
             only=only or (),
-            seeds=_seeds(seeds) if seeds is not None else None,
+            seeds=numbers_of(seeds) if seeds is not None else None,
             out=out,
             on_run=lambda row, seed: follow(f"{row}, seed {seed}"),
             **options,
@@ -182,7 +182,8 @@ def partition(
     terminal.tell(f"Heat map: {out}")
 
 
-def _seeds(text: str) -> list[int]:
+def numbers_of(text: str) -> list[int]:
+    """The seeds that an option names."""
     try:
         return [int(part) for part in text.split(",")]
     except ValueError:

@@ -93,6 +93,17 @@ def progress(runs: int = 1) -> Iterator[Callable[[str], OnRound]]:
     Yields:
         Makes the follower of one run from its label, just before the run starts.
     """
+    with stages() as begin:
+        yield begin("", runs)
+
+
+@contextmanager
+def stages() -> Iterator[Callable[[str, int], Callable[[str], OnRound]]]:
+    """Progress of several stages in a row, each of several runs.
+
+    Yields:
+        Begins a stage from its name and number of runs, and makes what `progress` yields.
+    """
     bar = Progress(
         TextColumn("{task.description}", markup=False),
         BarColumn(bar_width=20),
@@ -102,7 +113,8 @@ def progress(runs: int = 1) -> Iterator[Callable[[str], OnRound]]:
         console=err,
         transient=True,
     )
-    clock = Clock(runs)
+    clock = Clock(1)
+    stage = ""
     task: TaskID = bar.add_task("", total=None, figure="", left="")
     said: list[str] = []
 
@@ -115,8 +127,10 @@ def progress(runs: int = 1) -> Iterator[Callable[[str], OnRound]]:
 
     def follow(label: str) -> OnRound:
         number = clock.begin()
-        if runs > 1:
-            label = f"{number}/{runs} {label}"
+        if clock.runs > 1:
+            label = f"{number}/{clock.runs} {label}"
+        if stage:
+            label = f"{stage} {label}"
         said.clear()
         # the bar moves while data are read and in the first round
         bar.reset(task, total=None, description=label, figure="", left=bar.tasks[task].fields["left"])
@@ -128,8 +142,8 @@ def progress(runs: int = 1) -> Iterator[Callable[[str], OnRound]]:
             else:
                 done, total, when = record["step"], record["steps"], f"preparation {record['step']}"
             figure = figure_of(record)
-            left = clock.left()
-            after = "" if left is None else f"about {duration(left)} left{' of all' if runs > 1 else ''}"
+            left, of_all = clock.left(), f" of {stage or 'all'}" if clock.runs > 1 else ""
+            after = "" if left is None else f"about {duration(left)} left{of_all}"
             if not err.is_terminal:
                 say(f"{label}: {when}/{total}, {figure}, {record['seconds']:.1f} s")
             elif bar.tasks[task].total != total:
@@ -143,6 +157,11 @@ def progress(runs: int = 1) -> Iterator[Callable[[str], OnRound]]:
 
         return on_round
 
+    def begin(name: str, runs: int) -> Callable[[str], OnRound]:
+        nonlocal clock, stage
+        clock, stage = Clock(runs), name
+        return follow
+
     listener, logger = _Announced(announce), logging.getLogger("fedfill")
     before = logger.level
     logger.addHandler(listener)
@@ -150,9 +169,9 @@ def progress(runs: int = 1) -> Iterator[Callable[[str], OnRound]]:
     try:
         if err.is_terminal:
             with bar:
-                yield follow
+                yield begin
         else:
-            yield follow
+            yield begin
     finally:
         logger.removeHandler(listener)
         logger.setLevel(before)

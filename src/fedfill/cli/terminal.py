@@ -47,20 +47,20 @@ def print_result(result: Result) -> None:
         table.add_row("worst client, own test split", _share(summary["worst_client_accuracy"]))
         table.add_row("variance over clients, in percent²", f"{summary['client_variance']:.1f}")
     table.add_row("variance over classes, in percent²", f"{summary['class_variance']:.1f}")
-    table.add_row("sent up / down", f"{_bytes(summary['bytes_up'])} / {_bytes(summary['bytes_down'])}")
+    table.add_row("sent up / down", f"{size(summary['bytes_up'])} / {size(summary['bytes_down'])}")
     table.add_row("samples trained on", f"{summary['train_samples']:,}")
     table.add_row("seconds (of it in local training)", f"{summary['seconds']:.1f} ({summary['seconds_in_fit']:.1f})")
     table.add_row("SHA-256 of the weights", f"{summary['weights_sha256'][:16]}...")
     out.print(table)
     if result.was_finished:
-        _paragraph("This run was finished before: it was read from its folder, and nothing was run again.")
+        paragraph("This run was finished before: it was read from its folder, and nothing was run again.")
     elif result.resumed_after:
-        _paragraph(f"Rounds 1 to {result.resumed_after} had been done before; the run went on from there.")
+        paragraph(f"Rounds 1 to {result.resumed_after} had been done before; the run went on from there.")
     for note in summary["notes"]:
-        _paragraph(note)
+        paragraph(note)
     _print_verdicts([verdict["sentence"] for verdict in summary.get("verdicts", ())])
     out.print("\n[bold]Privacy[/bold]", markup=True)
-    _paragraph(summary["privacy"]["statement"])
+    paragraph(summary["privacy"]["statement"])
     tell(f"\nRun directory: {result.directory}")
 
 
@@ -105,13 +105,13 @@ def print_comparison(comparison: Comparison) -> None:
     for row in comparison.rows:
         up, down, seconds = (row.figure(name)[0] or 0 for name in ("bytes_up", "bytes_down", "seconds"))
         whole = None not in row.results
-        accuracy, *others = (_mean(*row.figure(name)) for name in columns.values())
+        accuracy, *others = (percent(*row.figure(name)) for name in columns.values())
         table.add_row(
             row.label.replace(":", "\n ").replace(",", "\n "),
             accuracy if whole else "diverged",
             _difference(comparison.difference(row, "accuracy")),
             *others,
-            _bytes(up + down) if whole else "-",
+            size(up + down) if whole else "-",
             f"{seconds:.1f}" if whole else "-",
         )
     out.print(table)
@@ -119,14 +119,14 @@ def print_comparison(comparison: Comparison) -> None:
     _print_fairness(comparison)
     for row in comparison.rows:
         if row.sweep is not None:
-            _paragraph(f"{sentence(row.sweep)}.")
+            paragraph(f"{sentence(row.sweep)}.")
     if left_out := [row.label for row in comparison.rows if None in row.results]:
-        _paragraph(f"Not in the pictures, since a run diverged: {', '.join(left_out)}.")
+        paragraph(f"Not in the pictures, since a run diverged: {', '.join(left_out)}.")
     read = sum(result.was_finished for result in results)
     if read:
-        _paragraph(f"{read} of {len(results)} runs were finished before: they were read, and not run again.")
+        paragraph(f"{read} of {len(results)} runs were finished before: they were read, and not run again.")
     for note in first["notes"]:
-        _paragraph(note)
+        paragraph(note)
     _print_verdicts([verdict.sentence for verdict in of_comparison(comparison)])
     out.print(
         "\n[bold]Privacy[/bold] (what is protected, from whom, and what is not: each run's summary.json)", markup=True
@@ -135,7 +135,7 @@ def print_comparison(comparison: Comparison) -> None:
         # the last sentence is the sum of the account; seeds may differ in it
         totals = dict.fromkeys(result.summary["privacy"]["statement"].rsplit(". ", 1)[-1] for result in row.finished)
         if totals:
-            _paragraph(f"{row.label}: {' '.join(totals)}")
+            paragraph(f"{row.label}: {' '.join(totals)}")
     folder = comparison.directory
     tell(f"\nRun directories: {folder}/<algorithm>-seed<seed>")
     tell(f"Tables: {folder}/table.md, table.tex, table.csv; each run and round: comparison.csv, curves.csv")
@@ -168,11 +168,11 @@ def print_measures(measures: Measures) -> None:
         table.add_column(column, justify="right")
     counts, shares = balance["counts"], [by_class for by_class, _ in columns.values()]
     for name, count, *row in list(zip(found["class_names"], counts, *shares, strict=True))[:MOST_ROWS]:
-        table.add_row(name, f"{count:,}", *(_mean(value, None) for value in row))
-    table.add_row("all", f"{sum(counts):,}", *(_mean(value, None) for _, value in columns.values()), style="bold")
+        table.add_row(name, f"{count:,}", *(percent(value, None) for value in row))
+    table.add_row("all", f"{sum(counts):,}", *(percent(value, None) for _, value in columns.values()), style="bold")
     out.print(table)
     if len(counts) > MOST_ROWS:
-        _paragraph(f"... and {len(counts) - MOST_ROWS} more classes, all of them in the picture.")
+        paragraph(f"... and {len(counts) - MOST_ROWS} more classes, all of them in the picture.")
     more = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     more.add_column("measure", overflow="fold")
     for column in ("value", "interval of 95 %", "real test samples"):
@@ -184,9 +184,9 @@ def print_measures(measures: Measures) -> None:
         found["data_free"]["features"],
         *([found["frechet"]["features"]] if found["frechet"] is not None else []),
     ]
-    _paragraph(f"Features: {'; '.join(features)}. An observer's figures: nothing may be chosen by them.")
+    paragraph(f"Features: {'; '.join(features)}. An observer's figures: nothing may be chosen by them.")
     for note in found["notes"]:
-        _paragraph(note)
+        paragraph(note)
     tell(f"\nWritten: {measures.directory}/measures.json, measures.png")
 
 
@@ -232,10 +232,10 @@ def print_synthesised(made: Synthesised) -> None:
     few = [
         f"{name} {count:,}" for name, count in zip(origin.class_names, counts, strict=True) if count < origin.per_class
     ]
-    _paragraph(f"{sum(counts):,} synthetic samples ({origin.words}), {origin.per_class:,} of each class asked for.")
+    paragraph(f"{sum(counts):,} synthetic samples ({origin.words}), {origin.per_class:,} of each class asked for.")
     if few:
-        _paragraph(f"Fewer of {', '.join(few[:MOST_ROWS])}{', ...' if len(few) > MOST_ROWS else ''}.")
-    _paragraph(f"Privacy: {origin.guarantee}.")
+        paragraph(f"Fewer of {', '.join(few[:MOST_ROWS])}{', ...' if len(few) > MOST_ROWS else ''}.")
+    paragraph(f"Privacy: {origin.guarantee}.")
     tell(f"\nWritten: {made.path}" + (f", {made.picture}" if made.picture is not None else ""))
 
 
@@ -254,8 +254,8 @@ def _print_fairness(comparison: Comparison) -> None:
     for row in comparison.rows:
         table.add_row(
             row.label.replace(":", "\n ").replace(",", "\n "),
-            _mean(*row.figure("worst_client_accuracy")),
-            _mean(row.figure("worst_tenth_accuracy")[0], None),
+            percent(*row.figure("worst_client_accuracy")),
+            percent(row.figure("worst_tenth_accuracy")[0], None),
             *(_variance(row.figure(name)[0]) for name in ("client_variance", "class_variance")),
         )
     out.print(table)
@@ -285,9 +285,9 @@ def print_federation(federation: Federation, title: str) -> None:
         table.add_row(row[0], *(str(value) if value else "·" for value in row[1:]))
     out.print(table)
     if len(rows) > MOST_ROWS:
-        _paragraph(f"... and {len(rows) - MOST_ROWS} more clients, all of them in the picture.")
+        paragraph(f"... and {len(rows) - MOST_ROWS} more clients, all of them in the picture.")
     for note in federation.notes:
-        _paragraph(note)
+        paragraph(note)
 
 
 def _print_verdicts(sentences: Iterable[str]) -> None:
@@ -296,7 +296,7 @@ def _print_verdicts(sentences: Iterable[str]) -> None:
     if sentences:
         out.print("\n[bold]Verdicts[/bold]", markup=True)
     for sentence in sentences:
-        _paragraph(f"* {sentence}.")
+        paragraph(f"* {sentence}.")
 
 
 def tell(text: str) -> None:
@@ -304,12 +304,13 @@ def tell(text: str) -> None:
     out.print(text, soft_wrap=True)
 
 
-def _paragraph(text: str) -> None:
+def paragraph(text: str) -> None:
     """Prose, broken between words at a width that reads well."""
     out.print(text, width=min(out.width, READABLE))
 
 
-def _mean(mean: float | None, deviation: float | None) -> str:
+def percent(mean: float | None, deviation: float | None) -> str:
+    """A share in percent, with its deviation where there is one."""
     if mean is None:
         return "-"
     return f"{100 * mean:.2f}" if deviation is None else f"{100 * mean:.2f} ± {100 * deviation:.2f}"
@@ -330,7 +331,8 @@ def _share(value: float) -> str:
     return f"{value:.4f}"
 
 
-def _bytes(count: float) -> str:
+def size(count: float) -> str:
+    """Bytes as people read them."""
     for unit in ("B", "kB", "MB", "GB"):
         if count < 1000 or unit == "GB":
             break

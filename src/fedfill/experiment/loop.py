@@ -222,7 +222,12 @@ def _evaluate(algorithm: Algorithm, server: Server, engine: Engine, t: int) -> d
     """The figures of an evaluation, with what the hosts' own part of it releases in the ledger."""
     trained, weights = algorithm.trained_weights(server), algorithm.result_weights(server)
     if trained is not None:
-        server.note(accuracy_of_trained_head=engine.evaluate(trained, t).accuracy)
+        before = engine.evaluate(trained, t)
+        server.note(
+            accuracy_of_trained_head=before.accuracy,
+            mean_client_accuracy_of_trained_head=fairness(before)["mean_client_accuracy"],
+            **({"validation_of_trained_head": before.validation_by_client} if before.validation_by_client else {}),
+        )
     evaluation = engine.evaluate(weights, t)
     if engine.evaluation is not None:
         for i in engine.evaluated:

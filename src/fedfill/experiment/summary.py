@@ -108,7 +108,7 @@ def summarise(
     experiment, last = prepared.experiment, records[-1]
     judged = [record for record in records if "accuracy" in record]  # of rounds with an evaluation
     best = max(judged, key=lambda record: (record["accuracy"], -record["round"]))
-    sizes = [len(client.test) for client in prepared.federation.clients]
+    own, held = ([len(getattr(c, part)) for c in prepared.federation.clients] for part in ("test", "validation"))
     figures = {
         "algorithm": experiment.algorithm,
         "dataset": experiment.data,
@@ -130,7 +130,8 @@ def summarise(
         "largest_class": last.get("largest_class"),
         "accuracy_by_client": last["accuracy_by_client"],
         # a party of a deployment knows nobody's
-        "own_test_samples": sizes if any(sizes) else None,
+        "own_test_samples": own if any(own) else None,
+        **({"validation_samples": held} if any(held) else {}),
         **{name: last[name] for name in FAIRNESS},
         "bytes_up": server.costs.bytes_up,
         "bytes_down": server.costs.bytes_down,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -181,7 +182,8 @@ def unshared(prepared: Prepared, baseline: Prepared) -> list[str]:
 
 
 def _folder(out: str | Path, label: str, seed: int) -> Path:
-    return Path(out) / f"{label.replace(':', '-').replace(',', '-')}-seed{seed}"
+    name = re.sub(r"[^\w.=+-]+", "-", label)  # of a label with a feature map, too
+    return Path(out) / f"{name}-seed{seed}"
 
 
 def _needs(name: str, options: Mapping[str, Any]) -> tuple[str, ...]:

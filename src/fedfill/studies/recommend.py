@@ -1,0 +1,229 @@
+"""From the runs of a study to a recommendation in plain words."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fedfill.experiment.verdicts import RISING, rise
+from fedfill.studies.comparison import Comparison, Difference, Row, paired_difference
+from fedfill.studies.rules import HEAD, Goal, score
+from fedfill.studies.verdicts import points
+
+ALIKE = 0.005
+"""Validation accuracies that are no further apart than this are alike: the one with fewer rounds, then with less traffic, is taken."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A method with its figures; of a run with a new last layer there are two, with it and without.
+
+    Attributes:
+        label: As `fedfill.compare` takes it.
+        validation: For each seed the share that decides (see `fedfill.studies.rules.score`); None where training diverged.
+        accuracy: For each seed on everyone's test set; nothing is chosen by it.
+        own: For each seed the mean over clients on their own test splits; likewise.
+        rounds: Of its runs.
+        bytes: Up and down, the mean over seeds.
+        seconds: Likewise.
+        rising: How much the accuracy still rose at the end, where that was looked at.
+        guarantee: The sum of the privacy account in one sentence.
+    """
+
+    label: str
+    validation: tuple[float | None, ...]
+    accuracy: tuple[float | None, ...]
+    own: tuple[float | None, ...]
+    rounds: int
+    bytes: float
+    seconds: float
+    rising: float | None
+    guarantee: str
+
+    @property
+    def mean(self) -> float | None:
+        """The mean of the figures that decide; None where a run diverged."""
+        known = [value for value in self.validation if value is not None]
+        return statistics.fmean(known) if len(known) == len(self.validation) else None
+
+    def over(self, other: Candidate) -> Difference | None:
+        """The paired difference of what decides; None where a run has diverged."""
+        pairs = [
+            (a, b) for a, b in zip(self.validation, other.validation, strict=True) if a is not None and b is not None
+        ]
+        return paired_difference([a - b for a, b in pairs]) if len(pairs) == len(self.validation) else None
+
+
+@dataclass(frozen=True)
+class Recommendation:
+    """What to take.
+
+    Attributes:
+        label: The method, with its settings.
+        sure: ``yes``, ``no`` (within the noise) or ``one seed``.
+        sentences: Why, how sure, at which cost, with which guarantee; each with figures, the first one to be read alone.
+    """
+
+    label: str
+    sure: str
+    sentences: tuple[str, ...]
+
+
+def without_head(label: str) -> str:
+    """A label without its ``head``."""
+    name, _, rest = label.partition(":")
+    kept = [pair for pair in rest.split(",") if pair and not f":{pair}".startswith(HEAD)]
+    return ":".join([name, *([",".join(kept)] if kept else [])])
+
+
+def candidates(comparison: Comparison, goal: Goal) -> list[Candidate]:
+    """All candidates of a stage, in its order."""
+    return [found for row in comparison.rows for found in _of_row(row, goal)]
+
+
+def _of_row(row: Row, goal: Goal) -> list[Candidate]:
+    judged = [("validation_by_client", "accuracy", "mean_client_accuracy", row.label)]
+    last = [result.rounds[-1] for result in row.finished]
+    if HEAD in f":{row.label.replace(',', ':')}" and last and all("validation_of_trained_head" in one for one in last):
+        trained = ("validation_of_trained_head", "accuracy_of_trained_head", "mean_client_accuracy_of_trained_head")
+        judged.insert(0, (*trained, without_head(row.label)))
+    found = []
+    rises = [value for value in (rise(result.rounds) for result in row.finished) if value is not None]
+    for k, (validation, accuracy, own, label) in enumerate(judged):
+        figures: list[tuple[float | None, float | None, float | None]] = []
+        for result in row.results:
+            if result is None:
+                figures.append((None, None, None))
+                continue
+            one = result.rounds[-1]
+            shares = one.get(validation, [])
+            decides = (
+                score(shares, result.summary.get("validation_samples", [1] * len(shares)), goal) if shares else None
+            )
+            figures.append((decides, one.get(accuracy), one.get(own)))
+        first = row.finished[0].summary if row.finished else {}
+        decided, tested, own_split = ([figure[place] for figure in figures] for place in range(3))
+        found.append(
+            Candidate(
+                label,
+                tuple(decided),
+                tuple(tested),
+                tuple(own_split),
+                rounds=first.get("rounds", 0),
+                bytes=sum(row.figure(name)[0] or 0 for name in ("bytes_up", "bytes_down")),
+                seconds=row.figure("seconds")[0] or 0.0,
+                rising=statistics.fmean(rises) if rises and not k else None,  # the curve is that of the first
+                guarantee=first["privacy"]["statement"].rsplit(". ", 1)[-1] if first else "",
+            )
+        )
+    return found
+
+
+def ranked(found: Sequence[Candidate]) -> list[Candidate]:
+    """From the best to the worst by what decides; those that diverged are left out."""
+    whole = [candidate for candidate in found if candidate.mean is not None]
+    return sorted(whole, key=lambda candidate: -(candidate.mean or 0))
+
+
+def choose(found: Sequence[Candidate]) -> Candidate | None:
+    """The best; among those that are alike the one with the fewest rounds, and then with the least traffic."""
+    order = ranked(found)
+    if not order:
+        return None
+    best = order[0].mean or 0
+    alike = [candidate for candidate in order if best - (candidate.mean or 0) <= ALIKE]
+    return min(alike, key=lambda candidate: (candidate.rounds, candidate.bytes))
+
+
+def recommend(
+    found: Sequence[Candidate], references: Mapping[str, Candidate], goal: Goal, most: int
+) -> Recommendation | None:
+    """What to take, in plain words.
+
+    Args:
+        found: The finalists, of the same seeds.
+        references: ``local`` and ``central``, where they were run.
+        goal: Where the model will be used.
+        most: Rounds that were asked for.
+
+    Returns:
+        The recommendation; None where all diverged.
+    """
+    chosen = choose(found)
+    if chosen is None:
+        return None
+    others = [candidate for candidate in ranked(found) if candidate is not chosen]
+    seeds = len(chosen.validation)
+    where = (
+        "on all clients' validation samples together"
+        if goal == "everyone"
+        else "on each client's own validation samples"
+    )
+    sentences = [f"take {chosen.label}: it recognises {_percent(chosen.validation)} {where}, which decided"]
+    sure = "one seed" if seeds == 1 else "yes"
+    if others:
+        ahead = chosen.over(others[0])
+        assert ahead is not None
+        if seeds > 1:
+            sure = "no" if ahead.within_noise else "yes"
+        how = {
+            "yes": "more than chance",
+            "no": f"within the noise of {seeds} seeds",
+            "one seed": "of one seed, so chance may decide",
+        }
+        cheaper = ahead.mean < 0
+        sentences.append(
+            f"it is {points(ahead)} points from {others[0].label}, the next: {how[sure]}"
+            + (
+                f"; as the two are alike ({100 * ALIKE:.1f} points), the one that costs less was taken"
+                if cheaper
+                else ""
+            )
+        )
+        plain = next((candidate for candidate in others[1:] if candidate.label == "fedavg"), None)
+        if plain is not None and (gain := chosen.over(plain)) is not None:
+            sentences.append(f"over plain FedAvg it gains {points(gain)} points")
+    test, name = (
+        (chosen.accuracy, "everyone's test set") if goal == "everyone" else (chosen.own, "the clients' own test splits")
+    )
+    sentences.append(f"on {name}, by which nothing was chosen, it has {_percent(test)}")
+    for label, words in (
+        ("local", "a client alone has"),
+        ("central", "with all data in one place FedAvg's network reaches"),
+    ):
+        if label in references:
+            reference = references[label]
+            figures = reference.accuracy if goal == "everyone" else reference.own
+            sentences.append(
+                f"for scale, on the same: {words} {_percent(figures)} after {_many(reference.rounds, 'round')}, one seed"
+            )
+    sentences.append(
+        f"it costs {_many(chosen.rounds, 'round')}, {chosen.bytes / 1e6:,.1f} MB in all and {chosen.seconds:,.0f} seconds here"
+    )
+    sentences.append(f"privacy: {chosen.guarantee}".rstrip("."))
+    rising = [f"{c.label} ({100 * c.rising:+.1f})" for c in found if c.rising is not None and c.rising >= RISING]
+    if rising:
+        short = f", and had {found[0].rounds} of {most} rounds" if 1 < max(c.rounds for c in found) < most else ""
+        sentences.append(
+            f"not converged, in points over the last quarter of the rounds: {', '.join(rising)}{short}; with more rounds the answer may change"
+        )
+    return Recommendation(chosen.label, sure, tuple(sentences))
+
+
+def _percent(values: Sequence[float | None]) -> str:
+    known = [100 * value for value in values if value is not None]
+    if not known:
+        return "no figure"
+    mean = f"{statistics.fmean(known):.2f}"
+    return f"{mean} percent" if len(known) == 1 else f"{mean} ± {statistics.stdev(known):.2f} percent"
+
+
+def _many(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+def document(candidate: Candidate) -> dict[str, Any]:
+    """As ``study.json`` holds it."""
+    return {**vars(candidate), "mean": candidate.mean}

@@ -1,0 +1,124 @@
+"""Which methods a study tries: few, for what was seen of the clients; fixed before any study was run, and tuned on none."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from fedfill.studies.look import Look
+
+Goal = Literal["everyone", "own"]
+"""Where the model will be used: on samples like those of all clients together, or at each client on its own."""
+
+SUMS, TRAINED = "sums", "trained"
+HEAD = ":head="
+
+PATCHES = "patches(300, cells=4) > project(2048)"
+"""Features of images whose filters are learned by sums."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One thing that is run.
+
+    Attributes:
+        label: For `fedfill.compare`. One with ``head=`` gives two candidates: with the new last layer and without.
+        kind: ``sums`` (a round or a few) or ``trained`` (in many rounds).
+        why: In a few words.
+    """
+
+    label: str
+    kind: str
+    why: str
+
+
+REFERENCES = (
+    Entry("local", TRAINED, "each client alone: what a federation has to beat"),
+    Entry("central", TRAINED, "all data in one place: what a federation may reach at most"),
+)
+
+NOT_TRIED: Mapping[str, str] = {
+    "feddpms, sdafl, fedzdac, fedzdas, fedmix": "their synthetic data cost much and brought 0 to 3 points in the experiments of this library",
+    "fedgauss with --extra": "synthetic images from sums beside each client's own; two commands, see docs/synthetic-data.md",
+    "moon, feddyn, fednova, qffl": "close to fedavg or slower in most published comparisons; 'fedfill compare' has them",
+}
+"""What is left out whatever was seen, and why."""
+
+
+def entries(seen: Look, goal: Goal, shape: tuple[int, ...], private: bool) -> list[Entry]:
+    """What a study runs.
+
+    Args:
+        seen: A look at the clients.
+        goal: Where the model will be used.
+        shape: Of one sample's inputs.
+        private: Whether a guarantee is asked for (``target_epsilon``): then those alone that give one.
+
+    Returns:
+        The cheap ones first.
+    """
+    images = len(shape) == 3 and min(shape[1:]) >= 16
+    found = [Entry("fed3r", SUMS, "one round, the same model for every split")]
+    if private:
+        return [*found, Entry("softmax", SUMS, "bears noise best of the methods on sums")]
+    if images:
+        found.append(Entry(f"fed3r:features={PATCHES}", SUMS, "the same on features that sums have learned"))
+    if goal == "own":
+        found.append(Entry("pfed3r", SUMS, "a head for each client, from sums"))
+    found += [
+        Entry(f"fedavg{HEAD}ccvr", TRAINED, "the usual first choice, also with a new last layer"),
+        Entry(f"scaffold{HEAD}ccvr", TRAINED, "corrects the drift that unlike labels cause"),
+    ]
+    if seen.label_skew != "none":
+        found.append(Entry(f"fedprox:mu=0.01,{HEAD[1:]}ccvr", TRAINED, "holds local models close to the global one"))
+    if goal == "own":
+        found.append(Entry(f"fedbn{HEAD}pfed3r", TRAINED, "clients keep their normalisation layers"))
+        found.append(Entry("pfedavg", TRAINED, "each client fine-tunes a copy of the global model"))
+        if seen.feature_shift and images:
+            found.append(Entry("fraug", TRAINED, "shared embeddings, made personal, where inputs look different"))
+    return found
+
+
+def left_out(tried: Sequence[Entry], known: Collection[str]) -> dict[str, str]:
+    """What was not tried, and why.
+
+    Args:
+        tried: What was.
+        known: Names of all algorithms.
+
+    Returns:
+        Reasons by names.
+    """
+    named = {word for names in NOT_TRIED for word in names.replace(",", " ").split()}
+    ran = {entry.label.partition(":")[0] for entry in (*tried, *REFERENCES)}
+    others = sorted(set(known) - named - ran)
+    return {**NOT_TRIED, ", ".join(others): "no rule names them for what was seen here"}
+
+
+def goal_of(seen: Look, domains: bool) -> Goal:
+    """Where the model will be used, if nobody says: at each client on its own where their inputs look different."""
+    return "own" if domains or seen.feature_shift else "everyone"
+
+
+def validation_share(samples: int) -> float:
+    """Share of each client's samples for validation, so that about a thousand of them decide: between .1 and .25."""
+    return min(0.25, max(0.1, round(1000 / max(samples, 1), 2)))
+
+
+def score(shares: Sequence[float | None], sizes: Sequence[int], goal: Goal) -> float | None:
+    """How good a model is on the validation splits.
+
+    Args:
+        shares: What is recognised of each client's split; None for a client without one.
+        sizes: Of the splits.
+        goal: ``everyone``: the share of all clients' validation samples that is recognised; ``own``: the mean over clients.
+
+    Returns:
+        A share; None where there is no such split.
+    """
+    known = [(share, size) for share, size in zip(shares, sizes, strict=True) if share is not None]
+    if not known:
+        return None
+    weights = [size if goal == "everyone" else 1 for _, size in known]
+    return sum(share * weight for (share, _), weight in zip(known, weights, strict=True)) / sum(weights)
