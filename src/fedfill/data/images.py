@@ -93,7 +93,9 @@ class Fitted:
     recoloured: int
 
 
-def fitted(encoded: Sequence[bytes | Path | Image.Image | None], where: Callable[[int], str], shape: Sequence[int]) -> Fitted:
+def fitted(
+    encoded: Sequence[bytes | Path | Image.Image | None], where: Callable[[int], str], shape: Sequence[int]
+) -> Fitted:
     """Images as a network takes them, whatever size they have and whether they are grey or in colour.
 
     Args:
@@ -110,7 +112,9 @@ def fitted(encoded: Sequence[bytes | Path | Image.Image | None], where: Callable
 
     def fill(begin: int) -> None:
         for row in range(begin, min(begin + 64, len(encoded))):
-            out[row], *changed[row] = _open(encoded[row], where(row), lambda image: _brought(image, channels, width, height))
+            out[row], *changed[row] = _open(
+                encoded[row], where(row), lambda image: _brought(image, channels, width, height)
+            )
 
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
         list(pool.map(fill, range(0, len(encoded), 64)))

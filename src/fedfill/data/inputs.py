@@ -120,9 +120,7 @@ class Inputs:
                 tuple(float(column["mean"]) for column in numbers),
                 tuple(float(column["deviation"]) for column in numbers),
             )
-        found = cls(
-            tuple(map(int, document["shape"])), str(document["dtype"]), document.get("image_size"), columns
-        )
+        found = cls(tuple(map(int, document["shape"])), str(document["dtype"]), document.get("image_size"), columns)
         if found.kind != document["kind"] or (columns is not None and (columns.size,) != found.shape):
             raise ValueError("kind, shape and columns of the inputs don't fit together")
         if found.kind == "images" and (len(found.shape) != 3 or found.shape[0] not in (1, 3)):
@@ -161,7 +159,9 @@ class Reader:
             )
         if self.recoloured and (self.inputs.image_size is None or self.inputs.shape[0] == 1):
             was, now = ("in colour", "grey") if self.inputs.shape[0] == 1 else ("grey", "in colour")
-            found.append(f"{self.recoloured:,} {many} {'was' if self.recoloured == 1 else 'were'} {was} and became {now}.")
+            found.append(
+                f"{self.recoloured:,} {many} {'was' if self.recoloured == 1 else 'were'} {was} and became {now}."
+            )
         return tuple(found)
 
     def files(self, paths: Iterable[str | Path]) -> Iterator[Records]:
@@ -306,7 +306,9 @@ class Reader:
 
     def _images(self, array: Tensor) -> Tensor:
         """Those of a uint8 array."""
-        if array.dim() == 2 or (array.dim() == 3 and (array.shape[2] in (1, 3) or tuple(array.shape) == self.inputs.shape)):
+        if array.dim() == 2 or (
+            array.dim() == 3 and (array.shape[2] in (1, 3) or tuple(array.shape) == self.inputs.shape)
+        ):
             array = array[None]
         if array.dim() == 3:
             array = array[:, None]

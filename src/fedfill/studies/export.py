@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from fedfill.errors import FedfillError
 from fedfill.runs.directory import RunDirectory, to_json, write_atomically, writing
-from fedfill.studies.saved import CARD, Run, Saved, of_run, saved_at, source_of_run
+from fedfill.studies.saved import CARD, Run, Saved, folder_of, of_run, saved_at, source_of_run
 
 FOLDER = "model"
 """Where a run's export lies unless it is told otherwise, in the run's directory."""
@@ -63,12 +63,12 @@ def export(
         FedfillError: Where the folder holds no finished run, the other one something else, or a program doesn't give what the
             model gives.
     """
-    place = RunDirectory(Path(getattr(run, "directory", run)).expanduser())
+    place = RunDirectory(folder_of(run))
     saved = of_run(place, data, data_dir)
     target = place.path / FOLDER if to is None else Path(to).expanduser()
     _check_target(target, saved, own=to is None)
     suffixes = [suffix for suffix, wanted in (("pt2", pt2), ("onnx", onnx)) if wanted]
-    samples = _samples(saved, place, data, data_dir, suffixes[0]) if suffixes else None
+    samples = _samples(saved, place, data, data_dir, suffixes[-1]) if suffixes else None
     card: dict[str, Any] = {**saved.card, "weights": [], "programs": []}
     with writing(target):
         target.mkdir(parents=True, exist_ok=True)
@@ -79,7 +79,9 @@ def export(
             for entry in saved.card["weights"]:
                 card["weights"].append(_written(saved, entry, made))
                 for suffix in suffixes if samples is not None else ():
-                    from fedfill.studies.programs import write_program  # here: tracing imports a second's worth of torch
+                    from fedfill.studies.programs import (
+                        write_program,
+                    )  # here: tracing imports a second's worth of torch
 
                     file = str(Path(entry["file"]).with_suffix(f".{suffix}"))
                     own = saved.model(entry.get("number"), model)
@@ -112,7 +114,9 @@ def _check_target(target: Path, saved: Saved, own: bool) -> None:
     if not target.exists():
         return
     if not target.is_dir():
-        raise FedfillError(f"to: {target} is a file; allowed: a folder that is new, empty or an earlier export of this run")
+        raise FedfillError(
+            f"to: {target} is a file; allowed: a folder that is new, empty or an earlier export of this run"
+        )
     try:
         names = sorted(path.name for path in target.iterdir() if not path.name.startswith(".export-"))
     except OSError as error:
@@ -123,7 +127,12 @@ def _check_target(target: Path, saved: Saved, own: bool) -> None:
         )
     if own or CARD not in names:
         return
-    held = saved_at(target).card.get("run", {})
+    try:
+        held = saved_at(target).card.get("run", {})
+    except FedfillError as error:
+        raise FedfillError(
+            f"to: {target} holds a model that can't be read ({error}); choose another folder or remove it"
+        ) from error
     if held.get("digest") != saved.card["run"]["digest"]:
         raise FedfillError(
             f"to: {target} holds the model of another run ({held.get('algorithm')} on {held.get('data')}, {held.get('rounds')} rounds, "
@@ -133,8 +142,9 @@ def _check_target(target: Path, saved: Saved, own: bool) -> None:
 
 def _samples(saved: Saved, place: RunDirectory, data: Any, data_dir: Any, setting: str) -> Tensor:
     """Real inputs on which a program is compared with the model: the first of the test set."""
-    from fedfill.studies.programs import CHECKED
+    from fedfill.studies.programs import CHECKED, require
 
+    require(setting)
     source = source_of_run(place, place.read_experiment(setting), data, data_dir, setting)
     inputs: Tensor = source.test.inputs[:CHECKED]
     wanted = saved.card["inputs"]

@@ -95,6 +95,11 @@ class Saved:
         return Model(network, Inputs.from_document(self.card["inputs"]), self.card, entry.get("client"))
 
 
+def folder_of(run: Run) -> Path:
+    """Where it lies."""
+    return run.directory if isinstance(run, Result) else Path(run).expanduser()
+
+
 def saved_at(place: Run) -> Saved:
     """The models in a folder, which is an export or a run directory.
 
@@ -107,7 +112,7 @@ def saved_at(place: Run) -> Saved:
     Raises:
         FedfillError: Where it is neither, or what it holds is damaged, unfinished or of a newer fedfill.
     """
-    path = Path(getattr(place, "directory", place)).expanduser()
+    path = folder_of(place)
     if (path / CARD).is_file():
         return _of_export(path)
     if (path / "experiment.toml").is_file():
@@ -127,7 +132,9 @@ def _of_export(path: Path) -> Saved:
     except OSError as error:
         raise FedfillError(f"model: {where} can't be read ({error.strerror or error})") from error
     except (ValueError, TypeError, KeyError) as error:
-        raise FedfillError(f"model: {where} is damaged ({type(error).__name__}: {error}); export the run again") from error
+        raise FedfillError(
+            f"model: {where} is damaged ({type(error).__name__}: {error}); export the run again"
+        ) from error
     if number > FORMAT:
         raise FedfillError(
             f"model: {where} has form {number}, as fedfill {card.get('fedfill')} writes it, and this is fedfill {__version__}, which reads "
@@ -138,7 +145,9 @@ def _of_export(path: Path) -> Saved:
         [(entry["file"], entry["sha256"]) for entry in card["weights"]]
         assert card["weights"] and len(card["class_names"]) > 1 and card["network"]["name"]  # noqa: PT018
     except (ValueError, TypeError, KeyError, AttributeError, AssertionError) as error:
-        raise FedfillError(f"model: {where} is damaged ({type(error).__name__}: {error}); export the run again") from error
+        raise FedfillError(
+            f"model: {where} is damaged ({type(error).__name__}: {error}); export the run again"
+        ) from error
 
     def read(entry: Mapping[str, Any]) -> Weights:
         file = path / str(entry["file"])
@@ -337,9 +346,7 @@ def _run(document: Mapping[str, Any], summary: Mapping[str, Any]) -> dict[str, A
     }
 
 
-def _privacy(
-    document: Mapping[str, Any], summary: Mapping[str, Any], inputs: Inputs, personal: bool
-) -> dict[str, Any]:
+def _privacy(document: Mapping[str, Any], summary: Mapping[str, Any], inputs: Inputs, personal: bool) -> dict[str, Any]:
     """The run's account, and what a model tells beside what the account speaks of."""
     account = account_of(document, summary, "this model")
     beside = []
