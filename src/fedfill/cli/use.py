@@ -12,7 +12,8 @@ from rich.table import Table
 
 import fedfill
 from fedfill.cli.options import Options, takes
-from fedfill.cli.terminal import MOST_ROWS, READABLE, err, out, tell
+from fedfill.cli.progress import err
+from fedfill.cli.terminal import MOST_ROWS, READABLE, out, tell
 from fedfill.errors import FedfillError
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ def export(
         typer.Option("--onnx", help="Also write model.onnx, for ONNX runtimes; needs pip install 'fedfill[onnx]'."),
     ] = False,
 ) -> None:
-    """Write a finished run's model: weights, classes, scaling, privacy."""
+    """Write a finished run's model for others to use."""
     with _status("writing and checking the model", pt2 or onnx):
         exported = fedfill.export(run, to, pt2=pt2, onnx=onnx, **options)
     _print_exported(exported)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,11 @@ from torch import Tensor, nn
 
 from fedfill.data.inputs import Inputs, Reader, Records
 from fedfill.data.samples import normalise
+from fedfill.engines.local import processors
 from fedfill.errors import FedfillError
-from fedfill.training.evaluation import CHUNK
+
+CHUNK = 250
+"""Inputs that a thread scores at once."""
 
 
 @dataclass(frozen=True)
@@ -173,13 +177,26 @@ class Model(nn.Module):
             raise FedfillError("paths: found none; allowed: files and folders")
         return Predictions(self.class_names, torch.cat(parts), tuple(files), tuple(rows), reader.notes)
 
-    @torch.inference_mode()
     def _probabilities(self, inputs: Tensor) -> Tensor:
-        """``[n, classes]`` on the CPU, in the chunks in which a run is evaluated."""
+        """``[n, classes]`` on the CPU."""
         self.eval()
         device = next((tensor.device for tensor in self.state_dict().values()), torch.device("cpu"))
-        chunks = [self(inputs[start : start + CHUNK].to(device)) for start in range(0, len(inputs), CHUNK)]
-        return torch.cat([scores.float().softmax(1).cpu() for scores in chunks])
+
+        def of(chunk: Tensor) -> Tensor:
+            with torch.inference_mode():
+                return self(chunk.to(device)).float().softmax(1).cpu()  # type: ignore[no-any-return]
+
+        chunks = torch.split(inputs, CHUNK)
+        if device.type != "cpu" or len(chunks) == 1:
+            return torch.cat([of(chunk) for chunk in chunks])
+        # as in a run: threads over chunks with one torch thread each are faster than threads inside operations
+        before = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            with ThreadPoolExecutor(processors(), "fedfill", initializer=torch.set_num_threads, initargs=(1,)) as pool:
+                return torch.cat(list(pool.map(of, chunks)))
+        finally:
+            torch.set_num_threads(before)
 
     def extra_repr(self) -> str:
         """Shown in the module's printed form."""

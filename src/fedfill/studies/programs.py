@@ -80,9 +80,10 @@ def write_program(model: Model, form: str, file: Path, samples: Tensor) -> dict[
     raw = _raw(model.inputs, samples)
     with _quietly():
         try:
-            # traced with two, so that no step takes the number of inputs for a constant
+            # two, so that no step takes the number of inputs for a constant; zeros, as a program keeps what it was traced with
+            nothing = torch.zeros(2, *raw.shape[1:], dtype=raw.dtype)
             traced = torch.export.export(
-                Program(model).eval(), (_two(raw),), dynamic_shapes=({0: torch.export.Dim("n", min=1)},)
+                Program(model).eval(), (nothing,), dynamic_shapes=({0: torch.export.Dim("n", min=1)},)
             )
         except Exception as error:  # whatever a module of a user's may raise
             raise FedfillError(
@@ -125,11 +126,8 @@ def _raw(inputs: Inputs, samples: Tensor) -> Tensor:
     return torch.cat([values[:, :k] * deviation + mean, values[:, k:]], dim=1)
 
 
-def _two(raw: Tensor) -> Tensor:
-    return torch.cat([raw, raw])[:2]
-
-
 def _pt2(traced: Any, file: Path) -> tuple[Callable[[Tensor], Tensor], str]:
+    traced.example_inputs = None  # which it would keep as a pickle
     torch.export.save(traced, file)
     return torch.export.load(file).module(), f"torch {torch.__version__}"
 

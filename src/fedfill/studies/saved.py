@@ -23,7 +23,7 @@ from fedfill.algorithms import known_algorithms
 from fedfill.data import sources
 from fedfill.data.inputs import Inputs
 from fedfill.data.objects import from_python
-from fedfill.errors import FedfillError
+from fedfill.errors import FedfillError, checked
 from fedfill.experiment.settings import PYTHON
 from fedfill.experiment.start import BESIDE, network_settings
 from fedfill.experiment.summary import Result
@@ -142,9 +142,10 @@ def _of_export(path: Path) -> Saved:
         )
     try:
         Inputs.from_document(card["inputs"])
-        [(entry["file"], entry["sha256"]) for entry in card["weights"]]
-        assert card["weights"] and len(card["class_names"]) > 1 and card["network"]["name"]  # noqa: PT018
-    except (ValueError, TypeError, KeyError, AttributeError, AssertionError) as error:
+        files = [(entry["file"], entry["sha256"]) for entry in card["weights"]]
+        if not files or len(card["class_names"]) < 2 or not card["network"]["name"]:
+            raise ValueError("weights, classes or network are missing")
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise FedfillError(
             f"model: {where} is damaged ({type(error).__name__}: {error}); export the run again"
         ) from error
@@ -309,7 +310,7 @@ def _network(document: Mapping[str, Any], weights: Weights) -> dict[str, Any]:
 def _built(card: Mapping[str, Any]) -> nn.Module:
     """The built-in network of a card, as drawn."""
     described = card["network"]
-    settings = ModelSettings(**described["settings"])
+    settings = checked(ModelSettings, described.get("settings", {}), "model setting")
     return build(described["name"], tuple(card["inputs"]["shape"]), len(card["class_names"]), settings, seed=0)
 
 
@@ -360,6 +361,7 @@ def _privacy(document: Mapping[str, Any], summary: Mapping[str, Any], inputs: In
             "The account speaks of what left each client in training. A client's own model was trained on its records beyond that: "
             "to give it to others releases something of them without a guarantee."
         )
+        account |= {"epsilon": None, "epsilon_added": None}
     return {**account, "not_in_the_account": beside}
 
 
