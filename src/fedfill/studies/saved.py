@@ -91,7 +91,9 @@ class Saved:
             network.load_state_dict(weights)
         except RuntimeError as error:
             first = next((line.strip() for line in str(error).splitlines()[1:] if line.strip()), str(error))
-            raise FedfillError(f"model: the weights of {self.where} don't fit {name}: {first}") from error
+            raise FedfillError(
+                f"model: the weights of {self.where} are those of {name}, and don't fit {type(network).__name__}: {first}"
+            ) from error
         return Model(network, Inputs.from_document(self.card["inputs"]), self.card, entry.get("client"))
 
 
