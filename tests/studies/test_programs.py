@@ -35,8 +35,7 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_three_lines_of_the_page(digits: Path):
     (recipe,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
-    lines = recipe.strip().splitlines()
-    assert len(lines) == 3
+    assert len([line for line in recipe.splitlines() if line]) == 3
     assert "fedfill" not in recipe
     inputs = sources.load("digits").test.inputs[:40]
     np.save(digits / "inputs.npy", inputs.numpy())
