@@ -190,7 +190,7 @@ def read_start(path: str) -> Start:
         raise FedfillError(
             f"start_from: summary.json and checkpoint in {path} don't belong together; remove summary.json and resume that run"
         )
-    if _personal(str(document.get("algorithm")), checkpoint):
+    if is_personal(str(document.get("algorithm")), checkpoint):
         raise FedfillError(
             f"start_from: {path} is a run of {document.get('algorithm')}, which ends with a model for each client and no single "
             "one to go on from; allowed: a run that ends with one global model"
@@ -204,7 +204,7 @@ def _is_weights(found: Any) -> bool:
     return isinstance(found, dict) and all(isinstance(tensor, Tensor) for tensor in found.values())
 
 
-def _personal(algorithm: str, checkpoint: Mapping[str, Any]) -> bool:
+def is_personal(algorithm: str, checkpoint: Mapping[str, Any]) -> bool:
     """Whether the checkpoint's weights are those of all clients; of an algorithm that isn't known here their names tell."""
     kind = known_algorithms().get(algorithm)
     if kind is not None:

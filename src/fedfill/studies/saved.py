@@ -19,13 +19,12 @@ from safetensors import SafetensorError
 from torch import nn
 
 from fedfill import __version__, tree
-from fedfill.algorithms import known_algorithms
 from fedfill.data import sources
 from fedfill.data.inputs import Inputs
 from fedfill.data.objects import from_python
 from fedfill.errors import FedfillError, checked
 from fedfill.experiment.settings import PYTHON
-from fedfill.experiment.start import BESIDE, network_settings
+from fedfill.experiment.start import BESIDE, is_personal, network_settings
 from fedfill.experiment.summary import Result
 from fedfill.experiment.trial import copied
 from fedfill.models.networks import ModelSettings, build
@@ -195,7 +194,7 @@ def of_run(place: RunDirectory, data: Any = None, data_dir: str | Path | None = 
         )
     division = _division(place)
     inputs = _inputs(place, document, division, data, data_dir)
-    models = _by_client(place, document, weights)
+    models = _by_client(place, document, checkpoint)
     card: dict[str, Any] = {
         "format": FORMAT,
         "fedfill": __version__,
@@ -281,18 +280,18 @@ def source_of_run(place: RunDirectory, document: Mapping[str, Any], data: Any, d
     return next(one for one in source if len(one.test)) if isinstance(source, list) else source
 
 
-def _by_client(place: RunDirectory, document: Mapping[str, Any], weights: Weights) -> dict[int | None, Weights]:
+def _by_client(
+    place: RunDirectory, document: Mapping[str, Any], checkpoint: Mapping[str, Any]
+) -> dict[int | None, Weights]:
     """The models that a run ended with: by client, or one of nobody's."""
-    name = str(document.get("algorithm"))
-    kind = known_algorithms().get(name)
-    split = all(re.match(r"\d+\.", key) for key in weights)
-    if kind is not None and kind.personal and (document.get("engine") == "flower" or not split):
+    name, weights = str(document.get("algorithm")), checkpoint["weights"]
+    if not is_personal(name, checkpoint):
+        return {None: weights}
+    if document.get("engine") == "flower" or not all(re.match(r"\d+\.", key) for key in weights):
         raise FedfillError(
             f"export: {place.path} is a run of {name} on flower, whose clients' models stay with their hosts; allowed: runs with one global "
             "model, or on the engines local and ray"
         )
-    if not (kind.personal if kind is not None else split and document.get("model", "").split(":")[0] != PYTHON):
-        return {None: weights}
     models: dict[int | None, Weights] = {}
     for key, tensor in weights.items():
         client, _, own = key.partition(".")
