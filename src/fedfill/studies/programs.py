@@ -20,7 +20,7 @@ from fedfill.errors import FedfillError, first_line
 from fedfill.models.plain import plain
 from fedfill.studies.model import Model
 
-CHECKED = 1000
+CHECKED = 250
 """Samples on which a program is compared with the model, at the most."""
 AT_ONCE = 50
 """Of them at one time: responses of many filters to many images are large."""
