@@ -18,7 +18,10 @@ __all__ = [
     "Result",
     "__version__",
     "compare",
+    "export",
+    "load",
     "measure",
+    "predict",
     "reproduce",
     "resume",
     "run",
@@ -31,7 +34,10 @@ _HOME = {
     "FedfillError": "fedfill.errors",
     "Result": "fedfill.experiment.summary",
     "compare": "fedfill.studies.compare",
+    "export": "fedfill.studies.export",
+    "load": "fedfill.studies.use",
     "measure": "fedfill.studies.measure",
+    "predict": "fedfill.studies.use",
     "reproduce": "fedfill.studies.reproduce",
     "resume": "fedfill.studies.run",
     "run": "fedfill.studies.run",
@@ -44,11 +50,13 @@ if TYPE_CHECKING:
     from fedfill.experiment.settings import Experiment
     from fedfill.experiment.summary import Result
     from fedfill.studies.compare import compare
+    from fedfill.studies.export import export
     from fedfill.studies.measure import measure
     from fedfill.studies.reproduce import reproduce
     from fedfill.studies.run import resume, run
     from fedfill.studies.study import study
     from fedfill.studies.synthesise import synthesise
+    from fedfill.studies.use import load, predict
 
 
 def __getattr__(name: str) -> Any:

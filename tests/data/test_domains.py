@@ -213,6 +213,7 @@ def test_a_run_by_domain(tmp_path: Path) -> None:
     options: dict[str, Any] = {"partition": "domain", "rounds": 1, "local_epochs": 1, "client_validation": 0.25}
     result = fedfill.run("fedavg", data=data, out=tmp_path / "r", **options)
     division = json.loads((tmp_path / "r" / "partition.json").read_text())
+    assert division.pop("inputs")["shape"] == [1, 8, 8]
     assert division == {"class_names": ["0", "1"], "clients": [[6, 6], [6, 6]], "domains": ["sea", "air"]}
     assert (result.summary["clients"], len(result.summary["accuracy_by_client"])) == (2, 2)
     assert result.summary["train_samples"] == 24

@@ -16,10 +16,9 @@ import fedfill
 from fedfill.data import sources
 from fedfill.data.dataset import TEST_SHARE
 from fedfill.data.division import federate
-from fedfill.data.samples import Samples
 from fedfill.data.sources import load
 from fedfill.data.stratified import hold_out
-from fedfill.data.tables import standardised
+from fedfill.data.tables import Columns
 from fedfill.deployment.host_data import Task, load_host
 from fedfill.streams import numpy_stream
 
@@ -197,10 +196,9 @@ def test_words_of_a_parquet_table_stay_words(tmp_path: Path, values: list[object
 @pytest.mark.parametrize("count", [10, 57, 1000])
 def test_a_number_that_never_changes_becomes_nothing(value: float, count: int) -> None:
     column = torch.full((count, 1), value, dtype=torch.float64)
-    labels = torch.zeros(count, dtype=torch.int64)
-    train, test = standardised(Samples(column, labels), Samples(column[:1] + 1, labels[:1]), 1)
-    assert torch.equal(train.inputs, torch.zeros(count, 1))
-    assert test.inputs.item() == pytest.approx(1)
+    fitted = Columns(("value",), {}).fitted(column)
+    assert torch.equal(fitted.scaled(column), torch.zeros(count, 1))
+    assert fitted.scaled(column[:1] + 1).item() == pytest.approx(1)
 
 
 def test_what_a_table_is_not(folder: Path) -> None:

@@ -206,6 +206,7 @@ def test_a_damaged_experiment(text: str, run: RunDirectory) -> None:
         ("checkpoint/state.safetensors", "file"),
         ("checkpoint", "folder"),
         ("samples", "folder"),
+        ("model", "folder"),
     ],
 )
 def test_a_folder_in_place_of_a_file_and_a_file_in_place_of_a_folder(name: str, kind: str, run: RunDirectory) -> None:

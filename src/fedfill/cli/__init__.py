@@ -17,6 +17,7 @@ from fedfill.cli.commands import compare, measure, partition, reproduce, resume,
 from fedfill.cli.listing import list_names
 from fedfill.cli.progress import err
 from fedfill.cli.terminal import out
+from fedfill.cli.use import export, predict
 from fedfill.errors import FedfillError
 
 
@@ -46,7 +47,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-for command in (study, run, resume, compare, reproduce, synthesise, measure, partition):
+for command in (study, run, resume, compare, reproduce, export, predict, synthesise, measure, partition):
     app.command()(command)
 app.command("list")(list_names)
 app.add_typer(deploy.app, name="deploy")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -16,6 +16,9 @@ from fedfill.data.samples import Samples
 from fedfill.data.stratified import Indices, hold_out
 from fedfill.errors import FedfillError
 from fedfill.streams import numpy_stream
+
+if TYPE_CHECKING:
+    from fedfill.data.tables import Columns
 
 DOMAIN_COLUMN = "domain"
 
@@ -72,6 +75,7 @@ class Source:
         class_names: The classes' names in the order of their indices.
         note: One sentence on where the test set comes from.
         domains: Where its samples come from; None where nothing tells it.
+        columns: How rows of a table became its inputs; None where it is no table.
     """
 
     name: str
@@ -80,6 +84,7 @@ class Source:
     class_names: tuple[str, ...]
     note: str
     domains: Domains | None = None
+    columns: Columns | None = None
 
 
 Parts = Mapping[str, tuple[Part, Part | None]]

@@ -179,7 +179,9 @@ def _divided(
             + _few("too few for one", untested, members)
         )
     names = tuple(source.domains.names[home] for home in homes) if source.domains is not None else ()
-    return Federation(source.name, tuple(members), source.test, source.class_names, tuple(notes), "", names)
+    return Federation(
+        source.name, tuple(members), source.test, source.class_names, tuple(notes), "", names, source.columns
+    )
 
 
 def _chosen(source: Source, fraction: float, shares: dict[int, float], seed: int) -> Indices | None:

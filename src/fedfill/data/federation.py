@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -13,6 +13,9 @@ import torch
 from fedfill.data.dataset import together
 from fedfill.data.samples import Samples
 from fedfill.data.stratified import Indices, keep_labels, set_aside
+
+if TYPE_CHECKING:
+    from fedfill.data.tables import Columns
 
 
 @dataclass(frozen=True)
@@ -81,6 +84,7 @@ class Federation:
         notes: Sentences for people: where the test set comes from, how the data were divided.
         fingerprint: SHA-256 over every sample and who holds it.
         domains: The name of each client's domain, where the data were divided by these; else empty.
+        columns: How rows of a table became inputs; None where the data are no table.
     """
 
     name: str
@@ -90,6 +94,7 @@ class Federation:
     notes: tuple[str, ...]
     fingerprint: str
     domains: tuple[str, ...] = ()
+    columns: Columns | None = None
 
     @property
     def classes(self) -> int:

@@ -14,7 +14,7 @@ from fedfill.data.dataset import Part, Parts, Source, in_order, join, source_of
 from fedfill.data.images import decode
 from fedfill.data.parquet import read_parquet
 from fedfill.data.samples import Samples
-from fedfill.data.tables import find_tables, read_tables, standardised
+from fedfill.data.tables import find_tables, read_tables
 from fedfill.errors import FedfillError, first_line
 
 IMAGE_SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".pgm", ".ppm"})
@@ -61,10 +61,11 @@ def _from_folder(name: str, folder: Path, one_of_many: bool, size: int | None) -
             )
         if size is not None:
             raise FedfillError(f"image_size: found {size}, but '{tables[0]}' is a table and holds no images")
-        train, test, numbers, note = read_tables(*tables, where)
+        train, test, columns, note = read_tables(*tables, where)
         raw = source_of(name, where, train, test)
-        own, held = standardised(raw.train, raw.test, numbers)
-        return replace(raw, train=own, test=held, note=f"{raw.note} {note}")
+        columns = columns.fitted(raw.train.inputs)
+        own, held = columns.samples(raw.train), columns.samples(raw.test)
+        return replace(raw, train=own, test=held, note=f"{raw.note} {note}", columns=columns)
     folder = descend(folder, where)
     layout = find_layout(folder)
     if layout is None:

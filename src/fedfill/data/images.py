@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -15,6 +18,8 @@ from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
 from fedfill.errors import FedfillError, first_line
+
+T = TypeVar("T")
 
 # Pillow's modes by what they become; anything else (16-bit, floating point) would lose information in uint8
 GREY = frozenset({"1", "L", "LA"})
@@ -34,13 +39,14 @@ def decode(encoded: Sequence[bytes | Path | None], where: Callable[[int], str], 
     """
     if not encoded:
         return torch.empty(0, 0, 0, 0, dtype=torch.uint8)
-    first = _open(encoded[0], where(0), size)
+    bring = functools.partial(pixels, size=size)
+    first = _open(encoded[0], where(0), bring)
     out = np.empty((len(encoded), *(first.shape if size is None else (size, size, 3))), np.uint8)
     grey = np.empty(len(encoded), bool)
 
     def fill(begin: int) -> None:
         for row in range(begin, min(begin + 512, len(encoded))):
-            image = _open(encoded[row], where(row), size)
+            image = _open(encoded[row], where(row), bring)
             if size is None and image.shape != first.shape:
                 raise FedfillError(
                     f"data: {where(row)} is {_describe(image.shape)}, but {where(0)} is {_describe(first.shape)}; "
@@ -72,14 +78,73 @@ def pixels(image: Image.Image, size: int | None) -> np.ndarray[Any, Any]:
     return np.asarray(image).reshape(image.height, image.width, -1)
 
 
-def _open(encoded: bytes | Path | None, where: str, size: int | None) -> np.ndarray[Any, Any]:
-    """One image as ``[h, w, c]`` uint8."""
+@dataclass(frozen=True)
+class Fitted:
+    """Images that were brought to one shape.
+
+    Attributes:
+        inputs: ``[n, channels, height, width]`` uint8.
+        resized: How many had another size.
+        recoloured: How many were grey and are in colour now, or the other way round.
+    """
+
+    inputs: Tensor
+    resized: int
+    recoloured: int
+
+
+def fitted(
+    encoded: Sequence[bytes | Path | Image.Image | None], where: Callable[[int], str], shape: Sequence[int]
+) -> Fitted:
+    """Images as a network takes them, whatever size they have and whether they are grey or in colour.
+
+    Args:
+        encoded: As for `decode`, or images that are decoded.
+        where: As for `decode`.
+        shape: (channels, height, width) that all of them get, the channels 1 or 3.
+
+    Returns:
+        The images. One that has this shape is as `decode` gives it, and one of another size as `decode` does with a size.
+    """
+    channels, height, width = shape
+    out = np.empty((len(encoded), height, width, channels), np.uint8)
+    changed = np.zeros((len(encoded), 2), bool)
+
+    def fill(begin: int) -> None:
+        for row in range(begin, min(begin + 64, len(encoded))):
+            out[row], *changed[row] = _open(
+                encoded[row], where(row), lambda image: _brought(image, channels, width, height)
+            )
+
+    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+        list(pool.map(fill, range(0, len(encoded), 64)))
+    resized, recoloured = (int(count) for count in changed.sum(0))
+    return Fitted(torch.from_numpy(np.ascontiguousarray(out.transpose(0, 3, 1, 2))), resized, recoloured)
+
+
+def _brought(image: Image.Image, channels: int, width: int, height: int) -> tuple[np.ndarray[Any, Any], bool, bool]:
+    """One image of this shape, whether it had another size, and whether it had other channels."""
+    grey, resized = image.mode in GREY, image.size != (width, height)
+    image = image.convert("L" if grey else "RGB")
+    if channels == 1 and not grey:
+        image = image.convert("L")
+    if resized:
+        image = image.resize((width, height), Image.Resampling.BILINEAR)
+    return np.asarray(image).reshape(height, width, -1), resized, grey != (channels == 1)
+
+
+def _open(encoded: bytes | Path | Image.Image | None, where: str, bring: Callable[[Image.Image], T]) -> T:
+    """What is made of one image of a known mode."""
     if not encoded:
         raise FedfillError(f"data: {where} holds no image bytes")
     try:
-        with Image.open(io.BytesIO(encoded) if isinstance(encoded, bytes) else encoded) as image:
+        if isinstance(encoded, Image.Image):
+            opened: Any = nullcontext(encoded)
+        else:
+            opened = Image.open(io.BytesIO(encoded) if isinstance(encoded, bytes) else encoded)
+        with opened as image:
             if image.mode in GREY | COLOUR:
-                return pixels(image, size)
+                return bring(image)
             mode = image.mode
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         what = "no image that can be recognised" if isinstance(error, UnidentifiedImageError) else first_line(error)

@@ -211,7 +211,9 @@ def as_source(path: Path, real: Callable[[str, int | None], Source], size: int |
     test = real_of(found, path, real, setting)
     how = f"{len(found.samples):,} synthetic samples of {path.name} ({origin.words})"
     note = f"Training set: {how}. Their own account: {origin.guarantee}. {test.note}"
-    return Source(f"{origin.data} (synthetic)", found.samples, test.test, origin.class_names, note)
+    return Source(
+        f"{origin.data} (synthetic)", found.samples, test.test, origin.class_names, note, columns=test.columns
+    )
 
 
 def real_of(found: Synthetic, path: Path, real: Callable[[str, int | None], Source], setting: str = "data") -> Source:

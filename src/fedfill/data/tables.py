@@ -7,18 +7,20 @@ first, then each column of words as one input per word that the training table h
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from fedfill.data.dataset import DOMAIN_COLUMN, Part, in_order
 from fedfill.data.parquet import IMAGE_COLUMNS
 from fedfill.data.samples import Samples
-from fedfill.errors import FedfillError, first_line
+from fedfill.errors import FedfillError, did_you_mean, first_line
 
 LABEL = "label"
 MOST_WORDS = 1000
@@ -26,6 +28,82 @@ MOST_WORDS = 1000
 
 LARGEST = 1e100
 """The largest size of a number: the squares of larger ones have no place in a float."""
+
+
+@dataclass(frozen=True)
+class Columns:
+    """How the rows of a table become inputs: numbers first, then one input for each word of each column of words.
+
+    Attributes:
+        numbers: Names of the columns of numbers.
+        words: By name of a column the words that it may hold.
+        mean: What is taken from each number; empty before `fitted`.
+        deviation: What each number is then divided by; likewise.
+    """
+
+    numbers: tuple[str, ...]
+    words: Mapping[str, tuple[str, ...]]
+    mean: tuple[float, ...] = ()
+    deviation: tuple[float, ...] = ()
+
+    @property
+    def size(self) -> int:
+        """Inputs that a row becomes."""
+        return len(self.numbers) + sum(map(len, self.words.values()))
+
+    def values(self, table: Any, file: Path) -> Tensor:
+        """The inputs of an Arrow table's rows in its own units, ``[n, size]`` float64; a word that nobody knows has none.
+
+        Args:
+            table: With all of these columns.
+            file: Where it came from, for errors.
+
+        Returns:
+            One row each.
+
+        Raises:
+            FedfillError: Where a cell is empty, or no number where one is needed.
+        """
+        features = [_numbers(table, name, file)[:, None] for name in self.numbers]
+        features += [_words(table, name, file)[:, None] == np.array(found) for name, found in self.words.items()]
+        return torch.from_numpy(np.concatenate(features, axis=1, dtype=np.float64))
+
+    def fitted(self, values: Tensor) -> Self:
+        """The same columns, whose numbers get mean 0 and deviation 1 over these rows.
+
+        Args:
+            values: ``[n, size]``, all samples to train on, before they are divided: what clients will keep for their own tests
+                and for validation is among them, and so is what a fraction of the data leaves out; the global test set is not.
+
+        Returns:
+            With mean and deviation. A number that never changes becomes 0.
+        """
+        column = values[:, : len(self.numbers)]
+        mean = column.mean(dim=0)
+        deviation = column.std(dim=0, correction=0) if self.numbers else mean  # torch warns of a deviation of nothing
+        # of a constant rounding may leave a mean beside it, and a deviation above 0 by which to blow up the difference
+        lowest = column.amin(dim=0)
+        constant = lowest == column.amax(dim=0)
+        mean = torch.where(constant, lowest, mean)
+        deviation[constant | (deviation == 0)] = 1
+        return replace(self, mean=tuple(mean.tolist()), deviation=tuple(deviation.tolist()))
+
+    def scaled(self, values: Tensor) -> Tensor:
+        """Inputs as a network takes them.
+
+        Args:
+            values: ``[n, size]`` float64.
+
+        Returns:
+            ``[n, size]`` float32; what stands for words stays 0 or 1.
+        """
+        k = len(self.numbers)
+        mean, deviation = (values.new_tensor(numbers) for numbers in (self.mean, self.deviation))
+        return torch.cat([(values[:, :k] - mean) / deviation, values[:, k:]], dim=1).to(torch.float32)
+
+    def samples(self, given: Samples) -> Samples:
+        """The same samples, `scaled`."""
+        return Samples(self.scaled(given.inputs), given.labels)
 
 
 def find_tables(place: Path) -> tuple[Path, Path | None] | None:
@@ -60,7 +138,7 @@ def find_tables(place: Path) -> tuple[Path, Path | None] | None:
     return None
 
 
-def read_tables(train: Path, test: Path | None, where: str) -> tuple[Part, Part | None, int, str]:
+def read_tables(train: Path, test: Path | None, where: str) -> tuple[Part, Part | None, Columns, str]:
     """The samples of a training table and perhaps a test table.
 
     Args:
@@ -69,8 +147,7 @@ def read_tables(train: Path, test: Path | None, where: str) -> tuple[Part, Part 
         where: The beginning of an error sentence.
 
     Returns:
-        The parts, with float64 inputs in the table's own units, how many of the first inputs are numbers, and a sentence
-        on what the columns were taken for.
+        The parts, with float64 inputs in the table's own units, their columns, and a sentence on what these were taken for.
 
     Raises:
         FedfillError: Where a file can't be read, a cell is empty, or a column is neither numbers nor words.
@@ -99,6 +176,7 @@ def read_tables(train: Path, test: Path | None, where: str) -> tuple[Part, Part 
     if not inputs:
         raise FedfillError(f"data: '{train}' has no column beside '{LABEL}' and '{DOMAIN_COLUMN}' to learn from")
     names = tuple(in_order(_words(tables[0], LABEL, train)))
+    known = Columns(tuple(numeric), {name: tuple(found) for name, found in words.items()})
     parts: list[Part] = []
     for file, table in zip(files, tables, strict=True):
         for name in words:
@@ -107,24 +185,19 @@ def read_tables(train: Path, test: Path | None, where: str) -> tuple[Part, Part 
                     f"data: column '{name}' of '{file}' is of type {table.schema.field(name).type}, but the training "
                     "table has words there"
                 )
-        features = [_numbers(table, name, file)[:, None] for name in numeric]
-        # a word that the training table lacks has no input: all of its column's are 0
-        features += [_words(table, name, file)[:, None] == np.array(found) for name, found in words.items()]
+        values = known.values(table, file)
         labels = _words(table, LABEL, file)
         if len(unknown := np.setdiff1d(labels, names)):
             raise FedfillError(f"data: '{file}' has a class '{unknown[0]}' that the training table doesn't have")
         index = {name: number for number, name in enumerate(names)}
-        samples = Samples(
-            torch.from_numpy(np.concatenate(features, axis=1, dtype=np.float64)),
-            torch.tensor([index[label] for label in labels]),
-        )
+        samples = Samples(values, torch.tensor([index[label] for label in labels]))
         origin = _words(table, DOMAIN_COLUMN, file) if DOMAIN_COLUMN in columns else None
         parts.append(Part(samples, names, f"data: '{file}'", origin))
     said = [f"{len(numeric):,} of numbers ({_few(numeric)})"] if numeric else []
     counted = [f"{name}: {len(found):,}" for name, found in words.items()]
     said += [f"{len(words):,} of words ({_few(counted)})"] if words else []
     note = f"Columns: {' and '.join(said)}{', one input for each word' if words else ''}."
-    return parts[0], parts[1] if test is not None else None, len(numeric), note
+    return parts[0], parts[1] if test is not None else None, known, note
 
 
 def _few(names: Sequence[str]) -> str:
@@ -132,34 +205,41 @@ def _few(names: Sequence[str]) -> str:
     return ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
 
 
-def standardised(train: Samples, test: Samples, numbers: int) -> tuple[Samples, Samples]:
-    """Both as float32, their numbers shifted and scaled to mean 0 and deviation 1 over all samples of `train`.
-
-    That is before the data are divided: what clients will keep for their own tests and for validation is among these
-    samples, and so is what a fraction of the data leaves out; the global test set is not.
+def read_rows(file: Path, columns: Columns) -> tuple[Tensor, list[str]]:
+    """The rows of a new table, by the names of the columns that a model was trained on.
 
     Args:
-        train: Float inputs ``[n, features]``.
-        test: Likewise.
-        numbers: How many of the first inputs are numbers; the others stay 0 and 1.
+        file: A CSV or Parquet file.
+        columns: What the training table had.
 
     Returns:
-        Both. A number that never changes becomes 0.
+        Inputs ``[n, size]`` float32, and sentences on what was left out.
+
+    Raises:
+        FedfillError: Where the file can't be read, a column is missing, or a cell is empty or of another kind.
     """
-    column = train.inputs[:, :numbers]
-    mean = column.mean(dim=0)
-    deviation = column.std(dim=0, correction=0) if numbers else mean  # torch warns of a deviation of nothing
-    # of a constant rounding may leave a mean beside it, and a deviation above 0 by which to blow up the difference
-    lowest = column.amin(dim=0)
-    constant = lowest == column.amax(dim=0)
-    mean = torch.where(constant, lowest, mean)
-    deviation[constant | (deviation == 0)] = 1
+    return rows_of(_read(file, tuple(columns.words)), columns, file)
 
-    def scaled(samples: Samples) -> Samples:
-        first = (samples.inputs[:, :numbers] - mean) / deviation
-        return Samples(torch.cat([first, samples.inputs[:, numbers:]], dim=1).to(torch.float32), samples.labels)
 
-    return scaled(train), scaled(test)
+def rows_of(table: Any, columns: Columns, file: Path) -> tuple[Tensor, list[str]]:
+    """`read_rows` of an Arrow table."""
+    names, wanted = table.column_names, (*columns.numbers, *columns.words)
+    for name in wanted:
+        if name not in names:
+            raise FedfillError(
+                f"data: '{file}' has no column '{name}', which the model was trained on; {did_you_mean(name, names)}"
+            )
+    notes = []
+    if others := [name for name in names if name not in (*wanted, LABEL, DOMAIN_COLUMN)]:
+        notes.append(f"Not used of {file}, as the training table has no such columns: {_few(others)}.")
+    for name, known in columns.words.items():
+        found = _words(table, name, file)
+        if len(strange := found[~np.isin(found, known)]):
+            notes.append(
+                f"Column '{name}' of {file}: {len(strange):,} row{'s have words' if len(strange) > 1 else ' has a word'} that "
+                f"the training table lacks, such as '{strange[0]}', and that the model does not know."
+            )
+    return columns.scaled(columns.values(table, file)), notes
 
 
 def _is_table(file: Path) -> bool:
@@ -175,7 +255,7 @@ def _is_table(file: Path) -> bool:
     return plain and not any(name in schema.names for name in IMAGE_COLUMNS)
 
 
-def _read(file: Path, texts: Sequence[str] = ()) -> Any:
+def _read(file: Path, texts: Iterable[str] = ()) -> Any:
     """The table of a file; columns of CSV are of the types that their cells look like, but for `texts`, which are words."""
     import pyarrow as pa
     import pyarrow.csv

@@ -15,6 +15,7 @@ import torch
 from fedfill import __version__, tree
 from fedfill.algorithms import Algorithm
 from fedfill.data.federation import Federation
+from fedfill.data.inputs import Inputs
 from fedfill.data.samples import Samples
 from fedfill.engines.local import LocalEngine, choose_device
 from fedfill.engines.runner import make_resident
@@ -142,7 +143,8 @@ def _loop(
         done, seconds, preparation = _restore(prepared, directory, server, engine, device)
         records = directory.cut_rounds(done)
         counts = federation.counts if any(map(any, federation.counts)) else None  # None: they stay with the clients
-        division = {"class_names": federation.class_names, "clients": counts}
+        inputs = Inputs.of(federation, experiment.image_size).document()
+        division = {"class_names": federation.class_names, "clients": counts, "inputs": inputs}
         if federation.domains:
             division["domains"] = federation.domains
         directory.write("partition.json", to_json(division))

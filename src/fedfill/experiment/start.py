@@ -20,7 +20,7 @@ from fedfill.models.views import NORMALISATION, normalisation, part
 from fedfill.runs.directory import RunDirectory
 from fedfill.tree import Weights
 
-_BESIDE = ("decoder", "projection", "encoder.logvar")
+BESIDE = ("decoder", "projection", "encoder.logvar")
 """What some algorithms have in the built-in networks and others have not."""
 
 
@@ -47,13 +47,7 @@ class Start:
             raise FedfillError(
                 f"model: found auto with start_from={self.path}, whose network came from Python ({name}); allowed: the same module again"
             )
-        settings = applicable(name, self.document.get("model_settings", {}))
-        settings.pop("weights", None)  # where it began is long behind it
-        if name == "features":
-            settings.setdefault("features_seed", self.document.get("seed"))  # its head stands on the map of that seed
-        last = [tensor for key, tensor in self.weights.items() if key.startswith("projection.") and tensor.dim() == 2]
-        if last and settings.get("projection", "none") == "none":
-            settings["projection"] = len(last[-1])  # the head stands on it
+        settings = network_settings(name, self.document, self.weights)
         return name, checked(ModelSettings, {**settings, **given}, "model setting")
 
     def put(self, model: nn.Module, needs: Collection[str], algorithm: str) -> str:
@@ -143,6 +137,28 @@ class Start:
         )
 
 
+def network_settings(name: str, document: Mapping[str, Any], weights: Weights) -> dict[str, Any]:
+    """The settings with which a finished run's network is built again, whatever algorithm it was made for.
+
+    Args:
+        name: Of the network.
+        document: The run's ``experiment.toml``.
+        weights: Its final weights.
+
+    Returns:
+        By name, as the record has them, with what the run had from elsewhere: the seed of a map of features, and the size of
+        a projection head.
+    """
+    settings = applicable(name, document.get("model_settings", {}))
+    settings.pop("weights", None)  # where it began is long behind it
+    if name == "features":
+        settings.setdefault("features_seed", document.get("seed"))  # its head stands on the map of that seed
+    last = [tensor for key, tensor in weights.items() if key.startswith("projection.") and tensor.dim() == 2]
+    if last and settings.get("projection", "none") == "none":
+        settings["projection"] = len(last[-1])  # the head stands on it
+    return settings
+
+
 def read_start(path: str) -> Start:
     """What a finished run leaves, read and checked.
 
@@ -174,7 +190,7 @@ def read_start(path: str) -> Start:
         raise FedfillError(
             f"start_from: summary.json and checkpoint in {path} don't belong together; remove summary.json and resume that run"
         )
-    if _personal(str(document.get("algorithm")), checkpoint):
+    if is_personal(str(document.get("algorithm")), checkpoint):
         raise FedfillError(
             f"start_from: {path} is a run of {document.get('algorithm')}, which ends with a model for each client and no single "
             "one to go on from; allowed: a run that ends with one global model"
@@ -188,7 +204,7 @@ def _is_weights(found: Any) -> bool:
     return isinstance(found, dict) and all(isinstance(tensor, Tensor) for tensor in found.values())
 
 
-def _personal(algorithm: str, checkpoint: Mapping[str, Any]) -> bool:
+def is_personal(algorithm: str, checkpoint: Mapping[str, Any]) -> bool:
     """Whether the checkpoint's weights are those of all clients; of an algorithm that isn't known here their names tell."""
     kind = known_algorithms().get(algorithm)
     if kind is not None:
@@ -199,7 +215,7 @@ def _personal(algorithm: str, checkpoint: Mapping[str, Any]) -> bool:
 
 def _beside(name: str) -> str:
     """Which of the parts that an algorithm may lack a tensor belongs to; "" for none."""
-    return next((one for one in _BESIDE if name.startswith(f"{one}.")), "")
+    return next((one for one in BESIDE if name.startswith(f"{one}.")), "")
 
 
 def _kind(tensor: Tensor) -> str:

@@ -74,12 +74,13 @@ def smooth_features(encoder: FeatureMap, x: Tensor) -> Tensor:
 def _filtered(step: RandomFilters, x: Tensor) -> Tensor:
     channels = x.shape[1]
     weight = step.weight.view(step.filters, channels, step.size, step.size)
-    responses = functional.conv2d(_even_contrast(x), weight, padding=step.padding)
+    responses = functional.conv2d(even_contrast(x), weight, padding=step.padding)
     signs = [functional.adaptive_avg_pool2d((sign * responses - step.threshold).relu(), step.cells) for sign in (1, -1)]
     return (torch.stack(signs, 2) + SMOOTH).sqrt().flatten(1)
 
 
-def _even_contrast(x: Tensor) -> Tensor:
+def even_contrast(x: Tensor) -> Tensor:
+    """`fedfill.models.filters.even_contrast` by pooling, equal but for rounding."""
     grey = functional.pad(x.mean(1, keepdim=True), [BOX // 2] * 4, mode="reflect")
     mean, square = (functional.avg_pool2d(y, BOX, stride=1) for y in (grey, grey * grey))
     return (x - mean) / ((square - mean * mean).clamp(min=0) + 0.01).sqrt()

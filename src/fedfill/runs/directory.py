@@ -25,7 +25,7 @@ from fedfill.errors import FedfillError
 from fedfill.tree import Tree
 
 _FILES = {"experiment.toml", "deployment.toml", "rounds.jsonl", "summary.json", "partition.json", ".lock"}
-_FOLDERS = {"checkpoint", "samples", "deployment"}
+_FOLDERS = {"checkpoint", "samples", "model", "deployment"}
 _KEY = 32
 """Bytes of a key for noise."""
 

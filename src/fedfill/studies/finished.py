@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from fedfill.algorithms import Algorithm, find, known_algorithms
+from fedfill.data import synthetic
 from fedfill.data.samples import Samples
 from fedfill.errors import FedfillError
 from fedfill.experiment.loop import recorded, synthetic_images
@@ -49,6 +53,38 @@ def require_maker(place: RunDirectory, setting: str) -> None:
         raise FedfillError(
             f"{setting}: {place.path} is a run of {kind.name}, which makes no synthetic images; allowed: runs of {', '.join(makers)}"
         )
+
+
+def account_of(document: Mapping[str, Any], summary: Mapping[str, Any], what: str) -> dict[str, Any]:
+    """The account of privacy of what a run made, with what came before it.
+
+    Args:
+        document: Its ``experiment.toml``.
+        summary: Its ``summary.json``.
+        what: What the run made, such as "this model".
+
+    Returns:
+        ``statement``, ``epsilon`` and ``epsilon_added`` (None: no guarantee) and ``delta``.
+    """
+    account, above = summary["privacy"], []
+    if synthetic.is_file(name := str(document["data"])):
+        words = "synthetic samples"
+        with suppress(FedfillError):  # the file may have gone since
+            words += f" ({synthetic.read(synthetic.locate(name, document.get('data_dir'))).origin.words})"
+        above.append(f"The run itself trained on {words}, whose account comes on top.")
+    if document.get("start_from") is not None:
+        above.append("The run began with another one's weights, whose account comes on top.")
+    if document.get("extra") is not None:
+        above.append("The run's clients had the samples of a file beside their own, whose account comes on top.")
+    if above:
+        above.append(f"In total: no guarantee is known for {what}.")
+    return {
+        # what came before was made of records too, perhaps of these: the run's own figures are none for the result
+        "epsilon": None if above else account["total_epsilon"],
+        "epsilon_added": None if above else account["total_epsilon_added"],
+        "delta": account["delta"],
+        "statement": " ".join([account["statement"], *above]),
+    }
 
 
 def finished(

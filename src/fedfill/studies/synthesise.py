@@ -17,7 +17,7 @@ from fedfill.errors import FedfillError
 from fedfill.experiment.prepare import Prepared
 from fedfill.experiment.summary import Result
 from fedfill.runs.directory import RunDirectory, write_atomically, writing
-from fedfill.studies.finished import finished, made_by, require_maker
+from fedfill.studies.finished import account_of, finished, made_by, require_maker
 from fedfill.synthesis.measures import nearest
 
 SHOWN = 10
@@ -93,16 +93,11 @@ def synthesise(
 
 def _origin(run: Prepared, result: Result, per_class: int) -> Origin:
     """How samples of a run were made: nothing of where it lies."""
-    experiment, account, image_size = run.experiment, result.summary["privacy"], run.experiment.image_size
-    name, above = experiment.data, []
+    experiment, image_size = run.experiment, run.experiment.image_size
+    account, name = account_of(experiment.model_dump(), result.summary, "these samples"), experiment.data
     if synthetic.is_file(name):
         given = synthetic.read(synthetic.locate(name, experiment.data_dir)).origin
         name, image_size = given.data, given.image_size
-        above.append(f"The run itself trained on synthetic samples ({given.words}), whose account comes on top.")
-    if experiment.start_from is not None:
-        above.append("The run began with another one's weights, whose account comes on top.")
-    if experiment.extra is not None:
-        above.append("The run's clients had the samples of a file beside their own, whose account comes on top.")
     return Origin(
         class_names=run.federation.class_names,
         algorithm=experiment.algorithm,
@@ -112,13 +107,10 @@ def _origin(run: Prepared, result: Result, per_class: int) -> Origin:
         digest=run.digest,
         version=__version__,
         per_class=per_class,
-        # what came before was made of records too, perhaps of these: the run's own figures are none for the samples
-        epsilon=None if above else account["total_epsilon"],
-        epsilon_added=None if above else account["total_epsilon_added"],
+        epsilon=account["epsilon"],
+        epsilon_added=account["epsilon_added"],
         delta=account["delta"],
-        privacy=" ".join(
-            [account["statement"], *above, *(["In total: no guarantee is known for these samples."] if above else [])]
-        ),
+        privacy=account["statement"],
     )
 
 

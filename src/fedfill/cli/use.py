@@ -1,0 +1,138 @@
+"""Commands of a trained model: write it for others, and let it predict."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich import box
+from rich.table import Table
+
+import fedfill
+from fedfill.cli.options import Options, takes
+from fedfill.cli.progress import err
+from fedfill.cli.terminal import MOST_ROWS, READABLE, out, tell
+from fedfill.errors import FedfillError
+
+if TYPE_CHECKING:
+    from fedfill.studies.export import Exported
+    from fedfill.studies.model import Predictions
+
+
+@takes({"data_dir"}, data_dir="With --pt2 and --onnx: another folder with the run's data. [default: the run's]")
+def export(
+    options: Options,
+    run: Annotated[Path, typer.Argument(help="Directory of a finished run.")],
+    to: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder for the model: new, empty, or with an earlier export of this run. [default: RUN/model]"
+        ),
+    ] = None,
+    pt2: Annotated[
+        bool, typer.Option("--pt2", help="Also write model.pt2, which plain PyTorch runs without fedfill.")
+    ] = False,
+    onnx: Annotated[
+        bool,
+        typer.Option("--onnx", help="Also write model.onnx, for ONNX runtimes; needs pip install 'fedfill[onnx]'."),
+    ] = False,
+) -> None:
+    """Write a finished run's model for others to use."""
+    with _status("writing and checking the model", pt2 or onnx):
+        exported = fedfill.export(run, to, pt2=pt2, onnx=onnx, **options)
+    _print_exported(exported)
+
+
+@takes({"device"})
+def predict(
+    options: Options,
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="A folder of 'fedfill export', or a finished run.")],
+    paths: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="PATH...",
+            help="Images, folders of images, Parquet files with images; of a table CSV or Parquet files.",
+        ),
+    ],
+    client: Annotated[
+        str | None, typer.Option(help="Whose model, by name or number, where clients have models of their own.")
+    ] = None,
+    top: Annotated[
+        int, typer.Option(min=1, help="So many of the most probable classes. [default: 1]", show_default=False)
+    ] = 1,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--out", metavar="FILE.csv", help="Write all rows there. [default: printed; as CSV where it is no terminal]"
+        ),
+    ] = None,
+) -> None:
+    """Predict the classes of new images or of new rows of a table."""
+    if output is not None and output.is_dir():
+        raise FedfillError(f"out: {output} is a folder; allowed: a file, such as {output / 'predictions.csv'}")
+    with _status("predicting", True) as status:
+        seen = None if status is None else lambda n: status.update(f"predicting: {n:,} done")
+        found = fedfill.predict(directory, paths, client, seen=seen, **options)
+    if output is not None:
+        from fedfill.runs.directory import write_atomically
+
+        write_atomically(output, found.to_csv(top).encode())
+        tell(f"Written: {output}, {len(found):,} prediction{'s' if len(found) != 1 else ''}")
+    elif out.is_terminal:
+        _print_predictions(found, top)
+    else:
+        out.file.write(found.to_csv(top))
+    for note in found.notes:
+        err.print(note, width=min(err.width, READABLE))
+
+
+def _status(text: str, wanted: bool) -> Any:
+    """A line that moves while something takes long, on a terminal."""
+    return err.status(text) if wanted and err.is_terminal else nullcontext()
+
+
+def _print_exported(exported: Exported) -> None:
+    """What was written, and what others should know of it."""
+    card = exported.card
+    run, inputs, models = card["run"], card["inputs"], card["weights"]
+    sizes = " x ".join(map(str, inputs["shape"]))
+    whose = f"models of {len(models)} clients" if "client" in models[0] else "model"
+    accuracy = f", accuracy {run['accuracy']:.4f} on the test set" if run.get("accuracy") is not None else ""
+    text = f"The {whose} of {run['algorithm']} on {run['data']}, {run['rounds']} round{'s' if run['rounds'] != 1 else ''}, seed {run['seed']}{accuracy}."
+    takes = {
+        "images": f"Takes images of {sizes}",
+        "table": "Takes rows of a table",
+        "numbers": f"Takes numbers of {sizes}",
+    }
+    lines = [
+        text,
+        f"{takes[inputs['kind']]}; names one of {len(card['class_names'])} classes; {models[0]['parameters']:,} numbers.",
+        *(
+            f"{one['file']}: compared on {one['compared_on']:,} real samples, largest difference of a probability "
+            f"{one['largest_difference']:.1e}; the same class for {one['same_class']:,}."
+            for one in card["programs"]
+        ),
+        f"Privacy: {card['privacy']['statement'].rsplit('In total: ', 1)[-1]}",
+        *card["privacy"]["not_in_the_account"],
+    ]
+    for line in lines:
+        out.print(line, width=min(out.width, READABLE))
+    client = f" --client '{models[0]['client']}'" if "client" in models[0] else ""
+    tell(f"\nWritten: {exported.directory}")
+    tell(f"Use it: fedfill predict {exported.directory}{client} PATH")
+
+
+def _print_predictions(found: Predictions, top: int) -> None:
+    """A row for each prediction, as far as there is room."""
+    header, *rows = found.table(top)
+    shown = [k for k, name in enumerate(header) if name != "row" or any(row[k] for row in rows)]
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    for k in shown:
+        table.add_column(header[k], overflow="fold", justify="left" if header[k] in ("file", "class") else "right")
+    for row in rows[:MOST_ROWS]:
+        table.add_row(*(row[k] if header[k] != "probability" else f"{float(row[k]):.4f}" for k in shown))
+    out.print(table)
+    if len(rows) > MOST_ROWS:
+        out.print(f"... and {len(rows) - MOST_ROWS:,} more rows; --out FILE.csv has all.")

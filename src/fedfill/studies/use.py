@@ -1,0 +1,53 @@
+"""A trained model in use: load it, and let it predict."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from torch import nn
+
+from fedfill.engines.local import choose_device
+from fedfill.studies.model import Model, Predictions
+from fedfill.studies.saved import Run, saved_at
+
+
+def load(directory: Run, client: str | int | None = None, *, model: nn.Module | None = None) -> Model:
+    """A trained model with its classes and its preprocessing.
+
+    Args:
+        directory: A folder of `fedfill.export`, the directory of a finished run, or what `fedfill.run` returned.
+        client: Whose model, by number or name, where clients have models of their own.
+        model: The module, where the run's network came from Python; it stays as it is.
+
+    Returns:
+        A ``torch.nn.Module`` in evaluation mode, on the CPU.
+
+    Raises:
+        FedfillError: Where there is no such model, or it is damaged.
+    """
+    return saved_at(directory).model(client, model)
+
+
+def predict(
+    directory: Run, paths: str | Path | Iterable[str | Path], client: str | int | None = None, *,
+    model: nn.Module | None = None, device: str = "auto", seen: Callable[[int], None] | None = None,
+) -> Predictions:  # fmt: skip
+    """What a trained model says of new images or of the rows of new tables.
+
+    Args:
+        directory: As for `load`.
+        paths: Images, folders of images at any depth, Parquet files with images; of a table CSV and Parquet files.
+        client: As for `load`.
+        model: As for `load`.
+        device: ``cpu``, ``cuda``, ``cuda:N``, or ``auto`` for a GPU when there is one.
+        seen: Told now and then how many inputs are done.
+
+    Returns:
+        A class and a probability for each, in their order; in a folder by the names of the files.
+
+    Raises:
+        FedfillError: Where there is no such model, or it takes no such files.
+    """
+    loaded = load(directory, client, model=model).to(choose_device(device))
+    return loaded.predict_files([paths] if isinstance(paths, str | Path) else paths, seen)
