@@ -12,7 +12,7 @@ from typer.core import TyperGroup
 
 import fedfill
 from fedfill.cli import deploy
-from fedfill.cli.answers import study
+from fedfill.cli.answers import grid, study
 from fedfill.cli.commands import compare, measure, partition, reproduce, resume, run, synthesise
 from fedfill.cli.listing import list_names
 from fedfill.cli.progress import err
@@ -47,7 +47,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-for command in (study, run, resume, compare, reproduce, export, predict, synthesise, measure, partition):
+for command in (study, run, resume, compare, grid, reproduce, export, predict, synthesise, measure, partition):
     app.command()(command)
 app.command("list")(list_names)
 app.add_typer(deploy.app, name="deploy")

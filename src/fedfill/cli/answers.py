@@ -14,7 +14,7 @@ from rich.table import Table
 import fedfill
 from fedfill.cli.commands import numbers_of
 from fedfill.cli.options import FIELDS, Options, takes
-from fedfill.cli.progress import stages
+from fedfill.cli.progress import progress, stages
 from fedfill.cli.terminal import out as screen
 from fedfill.cli.terminal import paragraph, percent, size, tell
 
@@ -69,6 +69,31 @@ def study(
             on_run=lambda label, seed: follow(f"{label}, seed {seed}"), **options,
         )  # fmt: skip
     print_study(found)
+
+
+@takes({"data_dir", "device", "workers"})
+def grid(
+    options: Options,
+    file: Annotated[
+        Path, typer.Argument(help="TOML file with algorithms, seeds, [options] and [grid]; see docs/comparing.md.")
+    ],
+    out: Annotated[
+        Path,
+        typer.Option(
+            help="Folder of the comparisons; finished runs are not run again. [default: runs/grid]", show_default=False
+        ),
+    ] = Path("runs/grid"),
+) -> None:
+    """Run the same comparison for every combination of some options."""
+    from fedfill.studies.grid import combinations, markdown, read_grid, run_grid
+    from fedfill.studies.sweep import candidates
+
+    asked = read_grid(file)
+    runs = len(combinations(asked)) * len(asked.seeds) * sum(len(candidates(label)) for label in asked.algorithms)
+    with progress(runs) as follow:
+        cells = run_grid(file, out=out, on_run=lambda label, seed: follow(f"{label}, seed {seed}"), **options)
+    tell(markdown(cells))
+    tell(f"All figures: {out}/grid.csv; a comparison for each combination in its own folder below {out}")
 
 
 def print_study(study: Study) -> None:

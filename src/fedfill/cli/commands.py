@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 import fedfill
 from fedfill.cli import terminal
-from fedfill.cli.options import FIELDS, Options, Out, takes
+from fedfill.cli.options import FIELDS, Options, Out, Track, takes
 from fedfill.cli.progress import progress
 from fedfill.errors import FedfillError, checked
 from fedfill.experiment.settings import DATA, INCIDENTAL, PLACES, Experiment
+
+if TYPE_CHECKING:
+    from fedfill.experiment.loop import OnRound
 
 
 @takes(FIELDS, settings=True)
@@ -22,6 +25,7 @@ def run(
         str | None, typer.Argument(help="A name of 'fedfill list algorithms'; may stand in --config instead.")
     ] = None,
     out: Out = None,
+    track: Track = None,
 ) -> None:
     """Run one experiment and leave a run directory."""
     if algorithm is None:
@@ -29,7 +33,7 @@ def run(
             "algorithm: none is given; name one of 'fedfill list algorithms' or give a --config that does"
         )
     with progress() as follow:
-        result = fedfill.run(algorithm, out=out, on_round=follow(algorithm), **options)
+        result = fedfill.run(algorithm, out=out, on_round=tracked(track, algorithm, follow(algorithm)), **options)
     terminal.print_result(result)
 
 
@@ -39,13 +43,15 @@ def run(
     start_from="Where the run lies now whose weights this one began with. [default: the run's]",
     extra="Where the file lies now whose samples the clients have beside their own. [default: the run's]",
 )
-def resume(options: Options, directory: Annotated[Path, typer.Argument(help="A run directory.")]) -> None:
+def resume(
+    options: Options, directory: Annotated[Path, typer.Argument(help="A run directory.")], track: Track = None
+) -> None:
     """Continue a run that was stopped, or give one more rounds.
 
     What is not given stays as it was in the run, whatever the default.
     """
     with progress() as follow:
-        result = fedfill.resume(directory, on_round=follow(directory.name), **options)
+        result = fedfill.resume(directory, on_round=tracked(track, directory.name, follow(directory.name)), **options)
     terminal.print_result(result)
 
 
@@ -64,6 +70,7 @@ def compare(
             help="Folder of the runs; finished ones are not run again. [default: runs/compare]", show_default=False
         ),
     ] = Path("runs/compare"),
+    track: Track = None,
 ) -> None:
     """Compare algorithms over several seeds: mean ± deviation."""
     for given_above in ("algorithm", "seed"):  # a --config for one run is good for a comparison too
@@ -76,7 +83,7 @@ def compare(
             algorithms,
             seeds=numbers,
             out=out,
-            on_run=lambda label, seed: follow(f"{label}, seed {seed}"),
+            on_run=lambda label, seed: tracked(track, f"{label}-seed{seed}", follow(f"{label}, seed {seed}")),
             **options,
         )
     terminal.print_comparison(comparison)
@@ -180,6 +187,15 @@ def partition(
         heat_map(federation.counts, federation.class_names, out, federation.client_names)
     terminal.print_federation(federation, f"{federation.name}, {plan.partition}, seed {plan.seed}")
     terminal.tell(f"Heat map: {out}")
+
+
+def tracked(tracker: str | None, label: str, follow: OnRound) -> OnRound:
+    """Progress, and a tracker beside it where one is asked for."""
+    if tracker is None:
+        return follow
+    from fedfill.studies.track import both, track
+
+    return both(track(tracker, label), follow)
 
 
 def numbers_of(text: str) -> list[int]:

@@ -26,6 +26,12 @@ FIELDS = frozenset(Experiment.model_fields) - {"algorithm", "settings", "model_s
 Options = dict[str, Any]
 """Fields of `Experiment` and settings by name, all that were given: the words of `fedfill.run`."""
 
+Track = Annotated[
+    str | None,
+    typer.Option(
+        help="Show each round in tensorboard, mlflow or wandb, each an extra; files below runs/tracked. [default: none]"
+    ),
+]
 Out = Annotated[Path | None, typer.Option(help="Run directory. [default: one below runs/ named by the experiment]")]
 
 

@@ -1,0 +1,164 @@
+"""Grids: the same comparison for every combination of some options, described in one TOML file."""
+
+from __future__ import annotations
+
+import csv
+import io
+import itertools
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from fedfill.errors import FedfillError, checked
+from fedfill.experiment.loop import OnRound
+from fedfill.runs.directory import read_toml, write_atomically
+from fedfill.studies.compare import compare
+from fedfill.studies.comparison import Comparison
+from fedfill.studies.comparison_files import FIGURES
+
+
+class Grid(BaseModel):
+    """What a grid's file holds."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    algorithms: list[str] = Field(min_length=1)
+    """As for `fedfill.compare`, also with alternatives that validation chooses among."""
+    seeds: list[int] = Field(default=[0, 1, 2], min_length=1)
+    """Of every comparison."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Options and settings that all comparisons share, as for `fedfill.compare`."""
+    grid: dict[str, list[Any]] = Field(min_length=1)
+    """For options and settings the values that they take; every combination is a comparison."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One combination.
+
+    Attributes:
+        values: By option.
+        comparison: Its comparison.
+    """
+
+    values: Mapping[str, Any]
+    comparison: Comparison
+
+
+def read_grid(path: str | Path) -> Grid:
+    """A grid from its file.
+
+    Args:
+        path: A TOML file.
+
+    Returns:
+        The grid.
+
+    Raises:
+        FedfillError: Where it can't be read, or something in it is not allowed.
+    """
+    grid = checked(Grid, read_toml(Path(path)), "grid")
+    for name, values in grid.grid.items():
+        if not values or any(value in values[:k] for k, value in enumerate(values)):
+            raise FedfillError(f"grid: found {values} for {name}; allowed: values that differ, at least one")
+        if name in grid.options:
+            raise FedfillError(f"grid: found {name} in [options] and in [grid]; allowed: one of the two")
+    return grid
+
+
+def combinations(grid: Grid) -> list[dict[str, Any]]:
+    """Every combination, the last option moving first."""
+    return [dict(zip(grid.grid, values, strict=True)) for values in itertools.product(*grid.grid.values())]
+
+
+def run_grid(
+    path: str | Path,
+    *,
+    out: str | Path = "runs/grid",
+    on_run: Callable[[str, int], OnRound | None] | None = None,
+    **options: Any,
+) -> list[Cell]:
+    """Run every comparison of a grid; those that are finished are read.
+
+    Args:
+        path: The TOML file.
+        out: Folder of the comparisons, with ``grid.csv`` and ``grid.md``.
+        on_run: Called before each run with its label and seed; returns what to call after each of its rounds.
+        **options: Further options, over those of the file.
+
+    Returns:
+        The comparisons, with the options of each.
+
+    Raises:
+        FedfillError: Where something is not allowed.
+    """
+    grid, folder = read_grid(path), Path(out)
+    cells = []
+    for values in combinations(grid):
+        words = ",".join(f"{name}={value}" for name, value in values.items())
+
+        def follow(label: str, seed: int, words: str = words) -> OnRound | None:
+            return on_run(f"{words}: {label}", seed) if on_run is not None else None
+
+        place = folder / re.sub(r"[^\w.=+-]+", "-", words)
+        found = compare(
+            grid.algorithms, seeds=grid.seeds, out=place, on_run=follow, **{**grid.options, **values, **options}
+        )
+        cells.append(Cell(values, found))
+        # after each, so that a grid that is stopped has its first figures
+        write_atomically(folder / "grid.csv", _csv(cells).encode())
+        write_atomically(folder / "grid.md", markdown(cells).encode())
+    return cells
+
+
+def _csv(cells: Sequence[Cell]) -> str:
+    """One line for each combination, row and figure."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow([*cells[0].values, "algorithm", "figure", "mean", "deviation", "n"])
+    for cell in cells:
+        for row in cell.comparison.rows:
+            for name in FIGURES:
+                mean, deviation = row.figure(name)
+                if mean is not None:
+                    writer.writerow(
+                        [
+                            *cell.values.values(),
+                            row.label,
+                            name,
+                            mean,
+                            "" if deviation is None else deviation,
+                            len(row.results),
+                        ]
+                    )
+    return text.getvalue()
+
+
+def markdown(cells: Sequence[Cell], figure: str = "accuracy") -> str:
+    """A line for each combination, a column for each algorithm: percent, mean ± standard deviation.
+
+    Args:
+        cells: At least one.
+        figure: Which.
+
+    Returns:
+        The table. What validation chose may differ from line to line, and stands in the cell.
+    """
+    asked = [row.label if row.sweep is None else row.sweep.asked for row in cells[0].comparison.rows]
+    lines = [[*cells[0].values, *asked], ["---"] * len(cells[0].values) + ["---:"] * len(asked)]
+    for cell in cells:
+        line = [str(value) for value in cell.values.values()]
+        for row in cell.comparison.rows:
+            mean, deviation = row.figure(figure)
+            text = (
+                "–"
+                if mean is None
+                else f"{100 * mean:.2f}" + ("" if deviation is None else f" ± {100 * deviation:.2f}")
+            )
+            line.append(text if row.sweep is None else f"{text} ({row.label.partition(':')[2]})")
+        lines.append(line)
+    return "".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |\n" for line in lines)

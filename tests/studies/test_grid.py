@@ -1,0 +1,91 @@
+"""Grids: every combination is a comparison, with its figures in one table."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import pytest
+from tests.helpers import refused
+
+from fedfill.studies.comparison import read_comparison
+from fedfill.studies.grid import combinations, markdown, read_grid, run_grid
+
+GRID = """
+algorithms = ["fedavg:batch_size=32|64", "fed3r"]
+seeds = [0, 1]
+[options]
+data = "digits"
+data_fraction = 0.3
+rounds = 1
+local_epochs = 1
+[grid]
+partition = ["iid", "classes:5"]
+clients = [2, 3]
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "grid.toml"
+    path.write_text(GRID)
+    return path
+
+
+def test_every_combination(file: Path) -> None:
+    assert combinations(read_grid(file)) == [
+        {"partition": "iid", "clients": 2},
+        {"partition": "iid", "clients": 3},
+        {"partition": "classes:5", "clients": 2},
+        {"partition": "classes:5", "clients": 3},
+    ]
+
+
+def test_each_is_a_comparison(file: Path, tmp_path: Path) -> None:
+    text = file.read_text().replace("clients = [2, 3]", "clients = [2]")
+    file.write_text(text)
+    seen: list[str] = []
+    cells = run_grid(file, out=tmp_path / "out", on_run=lambda label, seed: seen.append(f"{label} {seed}"))
+    assert len(seen) == 2 * 2 * 3
+    assert seen[0] == "partition=iid,clients=2: fedavg:batch_size=32 0"
+    folders = sorted(path.name for path in (tmp_path / "out").iterdir() if path.is_dir())
+    assert folders == ["partition=classes-5-clients=2", "partition=iid-clients=2"]
+    for cell, folder in zip(cells, reversed(folders), strict=True):
+        again = read_comparison(tmp_path / "out" / folder)
+        assert [row.figure("accuracy") for row in again.rows] == [
+            row.figure("accuracy") for row in cell.comparison.rows
+        ]
+        assert again.first["partition"] == cell.values["partition"]
+    lines = markdown(cells).splitlines()
+    assert lines[0] == "| partition | clients | fedavg:batch_size=32\\|64 | fed3r |"
+    chosen = cells[0].comparison.rows[0]
+    mean, deviation = chosen.figure("accuracy")
+    assert mean is not None
+    assert deviation is not None
+    assert f"| iid | 2 | {100 * mean:.2f} ± {100 * deviation:.2f} ({chosen.label.partition(':')[2]}) |" in lines[2]
+    with (tmp_path / "out" / "grid.csv").open(newline="") as text_file:
+        rows = list(csv.DictReader(text_file))
+    assert {(row["partition"], row["clients"], row["algorithm"].partition(":")[0]) for row in rows} == {
+        (partition, "2", name) for partition in ("iid", "classes:5") for name in ("fedavg", "fed3r")
+    }
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "facts"),
+    [
+        ("[grid]", "[gird]", ("grid", "gird")),
+        ('["iid", "classes:5"]', "[]", ("grid", "partition")),
+        ('["iid", "classes:5"]', '["iid", "iid"]', ("grid", "partition")),
+        ('["iid", "classes:5"]', '"iid"', ("grid", "iid")),
+        ("rounds = 1", "rounds = 1\nclients = 4", ("grid", "clients")),
+        ("seeds = [0, 1]", "seeds = []", ("seeds",)),
+        ("seeds = [0, 1]", "seeds = [0, 1", ("config", "grid.toml")),
+        ("rounds = 1", "roundss = 1", ("setting", "roundss")),
+        ("clients = [2, 3]", "clients = [0]", ("clients", "0")),
+    ],
+)
+def test_slips_are_sentences(old: str, new: str, facts: tuple[str, ...], file: Path, tmp_path: Path) -> None:
+    file.write_text(GRID.replace(old, new))
+    with refused(*facts):
+        run_grid(file, out=tmp_path / "out")
+    assert not (tmp_path / "out").exists()
