@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +11,8 @@ from pathlib import Path
 import pytest
 from click.testing import Result
 from tests.cli.calls import TINY, fedfill_
+
+from fedfill.cli.progress import progress
 
 
 @pytest.fixture(scope="module")
@@ -175,3 +178,14 @@ def test_names_that_look_like_markup_are_printed_as_they_are(elsewhere: Path, mo
     assert result.exit_code == 0, result.output
     for name in names:
         assert name in result.stdout
+
+
+def test_long_steps_are_announced(capsys: pytest.CaptureFixture[str]) -> None:
+    log = logging.getLogger("fedfill")
+    with progress() as follow:
+        follow("run")
+        log.info("solving for %d features", 7)
+        log.info("solving for %d features", 7)  # said once
+        log.debug("nothing for users")
+    log.info("nobody listens any more")
+    assert capsys.readouterr().err.splitlines() == ["run: solving for 7 features"]

@@ -7,6 +7,7 @@ here.
 from __future__ import annotations
 
 import functools
+import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -25,6 +26,8 @@ from fedfill.data.images import pixels
 from fedfill.data.objects import from_dataset
 from fedfill.data.samples import Samples
 from fedfill.errors import FedfillError, did_you_mean, first_line
+
+log = logging.getLogger("fedfill")
 
 NAMES = {
     "digits": "scikit-learn's bundled 8x8 grey digits, 1,797 samples, 10 classes; needs no download",
@@ -84,6 +87,7 @@ def load(name: str, data_dir: Path | str | None = None, size: int | None = None)
 def _load(name: str, data_dir: str | None, setting: str, size: int | None) -> Source:
     if name == "digits":
         return _digits(size)
+    log.info("reading %s", name)
     if data_dir is not None and not Path(data_dir).is_dir():
         raise FedfillError(
             f"{setting}: '{data_dir}' is not a folder; it should hold folders of Parquet files or images"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -19,6 +20,8 @@ from fedfill.experiment.prepare import Prepared
 from fedfill.experiment.settings import PYTHON
 from fedfill.experiment.summary import Result
 from fedfill.runs.directory import RunDirectory, read_toml, writing
+
+log = logging.getLogger("fedfill")
 
 FOLDER = "deployment"
 """The folder in a run directory with keys, logs, and each host's data and state."""
@@ -80,6 +83,7 @@ def rehearse(prepared: Prepared, path: Path, on_round: OnRound | None = None) ->
         there = str(Path(experiment.start_from).expanduser().resolve())
         experiment = experiment.model_copy(update={"start_from": there})
     write_app(folder / "app", experiment, task, name="rehearsal", server=server)
+    log.info("starting Flower with %d hosts", len(nodes))
     with local_federation(folder / "flower", nodes) as federation:
         run = federation.submit(folder / "app")
         _follow(directory, done, experiment.rounds, on_round, _watch(federation, run, error))

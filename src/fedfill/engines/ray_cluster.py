@@ -20,6 +20,8 @@ from fedfill.errors import FedfillError
 from fedfill.protocol.messages import RemoteError
 from fedfill.tree import Record
 
+log = logging.getLogger("fedfill")
+
 
 def affordable(count: int, wanted: int | None, share: float) -> int:
     """How many workers with this share of a GPU Ray has room for, which are `count` where a number was asked for."""
@@ -44,6 +46,9 @@ def connect(address: str | None, cpus: int, undo: ExitStack) -> None:
     ending = signal.getsignal(signal.SIGTERM)
     try:
         with _impatience(address):
+            log.info(
+                "starting Ray" if address is None else "joining Ray at %s", *([] if address is None else [address])
+            )
             ray.init(address=address or "local", log_to_driver=False, logging_level=logging.CRITICAL, **own)
     except Exception as error:
         if address is None:

@@ -10,6 +10,7 @@ proved for epsilon below 1 alone, and is loose there.
 from __future__ import annotations
 
 import functools
+import logging
 import math
 from collections.abc import Iterable
 from typing import Any
@@ -18,6 +19,8 @@ import numpy as np
 from scipy import special
 
 from fedfill.errors import FedfillError, did_you_mean
+
+log = logging.getLogger("fedfill")
 
 BOUNDS = ("none", "sigmoid", "clip")
 """How latent codes can be bounded; without a bound, no noise gives a guarantee."""
@@ -271,6 +274,7 @@ def sampled_noise(target: float, probability: float, steps: int, delta: float) -
     if not 0 < target < math.inf:
         raise FedfillError(f"target_epsilon: found {target}; allowed: a finite number above 0")
     _check_delta(delta)
+    log.info("searching the least noise for epsilon %g", target)
     low, high = 0.0, 1.0
     while sampled_epsilon(high, probability, steps, delta) > target:
         low, high = high, 2 * high
