@@ -9,11 +9,12 @@ import jinja2
 from fedfill import __version__
 from fedfill.errors import FedfillError
 from fedfill.runs.directory import write_atomically
-from fedfill.studies.reporting.charts import finals, holdings, learning, traffic
+from fedfill.studies.reporting.charts import holdings, learning
 from fedfill.studies.reporting.parts import Part, Story, gather
 from fedfill.studies.reporting.served import served
-from fedfill.studies.reporting.values import ROOMS, Room, Section, many, sentence
-from fedfill.studies.reporting.words import headline, privacy, results, samples, settings, tiles
+from fedfill.studies.reporting.totals import finals, traffic
+from fedfill.studies.reporting.values import ROOMS, Room, Section, many
+from fedfill.studies.reporting.words import headline, privacy, results, samples, settings, tiles, told, who_is_worst
 
 LIMIT = 300_000
 """Bytes of a page at the most: what every mailbox takes."""
@@ -70,7 +71,7 @@ def _render(story: Story, room: Room) -> str:
         loader=jinja2.PackageLoader("fedfill.studies.reporting", "page"), autoescape=True, undefined=jinja2.StrictUndefined,
         trim_blocks=True, lstrip_blocks=True,
     )  # fmt: skip
-    environment.filters["sentence"] = sentence
+    environment.filters["told"] = told
     parts = []
     for k, part in enumerate(story.parts):
         title, verdicts = headline(part)
@@ -78,7 +79,7 @@ def _render(story: Story, room: Room) -> str:
         parts.append(
             {
                 "key": f"part{k + 1}", "part": part, "headline": title, "verdicts": verdicts, "tiles": tiles(part), "results": results(part),
-                "charts": charts, "sections": _sections(part, room),
+                "charts": charts, "sections": _sections(part, room), "under": _under(part),
             }
         )  # fmt: skip
     title, under = _title(story)
@@ -94,8 +95,12 @@ def _title(story: Story) -> tuple[str, list[str]]:
     if story.recommendation:
         return story.recommendation[0], list(story.recommendation[1:])
     if not others:
-        return headline(first)[0], [first.title]
+        return headline(first)[0], _under(first)
     return f"{many(len(story.parts), 'subject')}: {headline(first)[0]}", ["Each has its own part below."]
+
+
+def _under(part: Part) -> list[str]:
+    return [words for words in (who_is_worst(part), part.title) if words]
 
 
 def where(part: Part) -> str:
@@ -105,7 +110,13 @@ def where(part: Part) -> str:
         return part.title
     held = trial.experiment
     clients = held.get("clients")
-    seeds = f"{len(part.seeds)} seeds" if len(part.seeds) > 1 else f"seed {held.get('seed')}"
+    seeds = (
+        f"{len(part.seeds)} seeds"
+        if len(part.seeds) > 1
+        else f"seed {held.get('seed')}"
+        if part.seeds
+        else "several seeds"
+    )
     data = Path(str(held.get("data"))).name
     return f"{data}, {held.get('partition')}, {clients} client{'s' if clients != 1 else ''}, {seeds}"
 
@@ -119,7 +130,7 @@ def _sections(part: Part, room: Room) -> list[Section]:
         traffic(part, about, room),
     ]
     made += [
-        privacy(part, room) if any(line.known for line in part.lines) else None,
+        privacy(part, about, room) if any(line.known for line in part.lines) else None,
         samples(part, room),
         settings(part, room),
     ]

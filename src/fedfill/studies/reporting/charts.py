@@ -6,12 +6,11 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 
-from fedfill.studies.comparison import paired_difference
 from fedfill.studies.reporting import drawings
-from fedfill.studies.reporting.drawings import Bar, Curve
+from fedfill.studies.reporting.drawings import Curve
 from fedfill.studies.reporting.heat import heat
-from fedfill.studies.reporting.parts import Holdings, Line, Part, Trial
-from fedfill.studies.reporting.values import Chart, Room, Section, Table, amount, many, percent, quantiles, spread
+from fedfill.studies.reporting.parts import Holdings, Line, Part
+from fedfill.studies.reporting.values import Chart, Room, Section, Table, many, percent, quantiles
 
 TOGETHER = 6
 """Curves in one chart; of more each has a small chart of its own, with the others behind it."""
@@ -94,8 +93,8 @@ def _quantile_table(held: Holdings) -> Table:
 
 def learning(part: Part, where: str, room: Room) -> Section | None:
     """Learning curves: everyone's test set, and the clients' own splits."""
-    if not any(trial.curve("accuracy") for trial in part.trials):
-        return None
+    if not any(len(trial.curve("accuracy")) > 1 for trial in part.trials):
+        return None  # a point is no curve
     several = len(part.seeds) > 1
     lead = (
         "Each curve is the mean over seeds; the band reaches from the lowest to the highest seed. " if several else ""
@@ -120,6 +119,8 @@ def learning(part: Part, where: str, room: Room) -> Section | None:
             charts.append(_together(part, title, where, curves, table))
         else:
             charts += _apart(part, title, where, curves, table)
+    if len({len(trial.rounds) > 1 for trial in part.trials}) > 1:
+        lead += "A method of one round is a point, with a thin line at its height. "
     same = _identical(part)
     lead += " ".join(f"{', '.join(labels[:-1])} and {labels[-1]} have the same curve." for labels in same)
     return Section("learning", "Learning curves", lead.strip(), charts)
@@ -141,13 +142,15 @@ def _curve(label: str, found: Mapping[int, Sequence[float]], style: int, faint: 
     return Curve(label, points, band, style, faint)
 
 
-def _range(curves: Sequence[Curve]) -> tuple[float, float]:
+def axis_of(curves: Sequence[Curve]) -> tuple[float, float]:
     """A vertical axis in percent that holds all curves, from and to round numbers."""
     ys = [y for c in curves for _, y in c.points] + [y for c in curves for _, low, high in c.band for y in (low, high)]
     low, high = max(0.0, min(ys)), min(100.0, max(ys))
-    step = 20 if high - low > 40 else 10 if high - low > 15 else 5
-    low, high = step * math.floor(low / step), step * math.ceil(high / step)
-    return (float(low), float(high)) if high > low else (max(0.0, low - step), min(100.0, low + step))
+    step = next(one for one in (1, 2, 5, 10, 20) if math.ceil(high / one) - math.floor(low / one) <= 5)
+    first, last = step * math.floor(low / step), step * math.ceil(high / step)
+    if first == last:
+        first, last = (first - step, last) if last == 100 else (first, last + step)
+    return float(first), float(last)
 
 
 def style_of(part: Part, label: str) -> int:
@@ -155,7 +158,8 @@ def style_of(part: Part, label: str) -> int:
     return next(k for k, line in enumerate(part.lines) if line.label == label)
 
 
-def _ends(curves: Sequence[Curve]) -> str:
+def ends_of(curves: Sequence[Curve]) -> str:
+    """Where curves end, in words."""
     ends = sorted(((c.points[-1][1], c.label) for c in curves), reverse=True)
     return "At the last round: " + ", ".join(f"{label} {y:.1f} percent" for y, label in ends[:12]) + "."
 
@@ -167,10 +171,10 @@ def _together(
     drawing = drawings.lines(
         curves,
         title=f"{title}: {where}",
-        description=_ends(curves),
+        description=ends_of(curves),
         x_label="round",
         y_label="percent",
-        y_range=_range(curves),
+        y_range=axis_of(curves),
     )
     legend = [(drawings.swatch(c.style), c.label) for c in curves] if len(curves) > 1 else []
     return Chart(title, f"{where}.", drawing, table, legend)
@@ -180,12 +184,12 @@ def _apart(
     part: Part, title: str, where: str, found: Mapping[str, Mapping[int, Sequence[float]]], table: Table
 ) -> list[Chart]:
     curves = {label: _curve(label, by_round, style_of(part, label)) for label, by_round in found.items()}
-    whole = _range(list(curves.values()))
+    whole = axis_of(list(curves.values()))
     charts = []
     for k, (label, curve) in enumerate(curves.items()):
         others = [Curve(c.label, c.points, faint=True) for name, c in curves.items() if name != label]
         drawing = drawings.lines(
-            [*others, curve], title=f"{label}, {title}: {where}", description=_ends([curve]), x_label="round", y_label="percent",
+            [*others, curve], title=f"{label}, {title}: {where}", description=ends_of([curve]), x_label="round", y_label="percent",
             y_range=whole, width=460, height=200,
         )  # fmt: skip
         note = f"{title}, {where}. Grey: the others."
@@ -210,16 +214,16 @@ def _of_clients(line: Line, where: str, room: Room) -> Chart:
     drawing = drawings.lines(
         curves,
         title=f"{title}: {where}",
-        description=_ends(curves),
+        description=ends_of(curves),
         x_label="round",
         y_label="percent",
-        y_range=_range(curves),
+        y_range=axis_of(curves),
     )
     rows = [
         (f"{t:,}", f"{m:.1f}", *(f"{100 * q:.1f}" for q in spans[t])) for (_, m), t in zip(mean, spans, strict=True)
     ]
     header = ("round", "mean", "worst", "lower quarter", "middle", "upper quarter", "best")
-    table = _thin(Table(f"{title}, percent", header, rows), room)
+    table = thin(Table(f"{title}, percent", header, rows), room)
     return Chart(
         title,
         f"{where}. The band holds the middle half of the clients.",
@@ -238,10 +242,10 @@ def _curve_table(title: str, found: Mapping[str, Mapping[int, Sequence[float]]],
         )
         for t in rounds
     ]
-    return _thin(Table(f"{title}, percent, mean over seeds", ("round", *found), rows), room)
+    return thin(Table(f"{title}, percent, mean over seeds", ("round", *found), rows), room)
 
 
-def _thin(table: Table, room: Room, most: int = 60) -> Table:
+def thin(table: Table, room: Room, most: int = 60) -> Table:
     """The table with so many rows at the most, evenly, and a word on it in its caption."""
     most = min(most, room.rows)
     if len(table.rows) <= most:
@@ -258,149 +262,3 @@ def _identical(part: Part) -> list[list[str]]:
         if found:
             seen.setdefault(tuple((t, *values) for t, values in found.items()), []).append(line.label)
     return [labels for labels in seen.values() if len(labels) > 1]
-
-
-def finals(part: Part, where: str) -> list[Chart]:
-    """Accuracies after the last round, with a dot for each seed, and paired differences."""
-    charts = []
-    for name, title in (
-        ("accuracy", "Everyone's test set"),
-        ("mean_client_accuracy", "Clients' own test splits, mean"),
-    ):
-        bars = []
-        for k, line in enumerate(part.lines):
-            values = [100 * v for v in line.values(name)]
-            interval = None
-            if len(values) > 1 and (half := paired_difference(values).half_width) is not None:
-                middle = statistics.fmean(values)
-                interval = (max(0.0, middle - half), min(100.0, middle + half))
-            bars.append(
-                Bar(
-                    line.label,
-                    statistics.fmean(values) if values else None,
-                    values if len(values) > 1 else (),
-                    interval,
-                    k,
-                    _short(line.values(name)),
-                )
-            )
-        if not any(bar.value is not None for bar in bars):
-            continue
-        seeds = len(part.seeds) > 1
-        note = f"{where}. Bars are means{', dots are seeds, whiskers the interval of 95 % of the mean' if seeds else ' of one seed'}."
-        about = "; ".join(f"{bar.label} {bar.text}" for bar in bars if bar.value is not None) + "."
-        charts.append(
-            Chart(
-                title,
-                note,
-                drawings.bars(bars, title=f"{title}: {where}", description=about, x_label="percent", row=30),
-                None,
-            )
-        )
-    if part.comparison is not None and len(part.lines) > 1:
-        charts += _differences(part, where)
-    return charts
-
-
-def _short(values: Sequence[float]) -> str:
-    return spread(values).removesuffix(" %")
-
-
-def _differences(part: Part, where: str) -> list[Chart]:
-    comparison = part.comparison
-    assert comparison is not None
-    base = comparison.baseline
-    rows = []
-    for k, row in enumerate(comparison.rows):
-        found = comparison.difference(row, "accuracy")
-        if found is None:
-            continue
-        half = found.half_width
-        interval = None if half is None else (100 * (found.mean - half), 100 * (found.mean + half))
-        pairs = zip(row.values("accuracy"), base.values("accuracy"), strict=True)
-        dots = [100 * (own - other) for own, other in pairs] if half is not None else []
-        text = f"{100 * found.mean:+.1f}" + ("" if half is None else f" ± {100 * half:.1f}")
-        rows.append(Bar(row.label, 100 * found.mean, dots, interval, k, text))
-    if not rows:
-        return []
-    title = f"Difference to {base.label}, everyone's test set"
-    note = f"{where}. Seed by seed on the same clients and data" + (
-        "; the line is the interval of 95 %, small dots are seeds. One that holds zero may be chance."
-        if len(part.seeds) > 1
-        else ". One seed tells nothing of chance."
-    )
-    about = "; ".join(f"{one.label} {one.text} points" for one in rows) + "."
-    drawing = drawings.forest(rows, title=f"{title}: {where}", description=about, x_label="points")
-    return [Chart(title, note, drawing, None)]
-
-
-def traffic(part: Part, where: str, room: Room) -> Section | None:
-    """Bytes: in all, by handler, and how far the accuracy is for them."""
-    lines = [line for line in part.lines if line.known]
-    if not lines:
-        return None
-    ups, downs = ({line.label: line.mean(name) or 0.0 for line in lines} for name in ("bytes_up", "bytes_down"))
-    rows = [(label, amount(ups[label]), amount(downs[label]), amount(ups[label] + downs[label])) for label in ups]
-    tables = [
-        Table(
-            "Sent by all clients together, mean over seeds",
-            ("method", "up to the server", "down to clients", "both"),
-            rows,
-        )
-    ]
-    most = max(ups[label] + downs[label] for label in ups)
-    unit, word = next(((10.0**k, w) for k, w in ((9, "GB"), (6, "MB"), (3, "kB")) if most >= 10.0**k), (1.0, "B"))
-    charts: list[Chart] = []
-    curves = []
-    for line in lines:
-        points = _by_traffic(line.known[0], unit)
-        if points and points[-1][0] > 0:
-            curves.append(Curve(line.label, points, (), style_of(part, line.label)))
-    if curves and any(len(c.points) > 1 for c in curves) and len(curves) <= TOGETHER:
-        title = "Accuracy for the traffic so far"
-        drawing = drawings.lines(
-            curves, title=f"{title}: {where}", description=_ends(curves), x_label=f"{word} up and down", y_label="percent, everyone's test set",
-            y_range=_range(curves), x_range=(0.0, max(c.points[-1][0] for c in curves)), whole=False,
-        )  # fmt: skip
-        seed = f" Seed {part.seeds[0]}." if len(part.seeds) > 1 else ""
-        charts.append(
-            Chart(
-                title,
-                f"{where}.{seed}",
-                drawing,
-                None,
-                [(drawings.swatch(c.style), c.label) for c in curves] if len(curves) > 1 else [],
-            )
-        )
-    if len(lines) > 1 and most > 0:
-        bars = [
-            Bar(
-                line.label,
-                (ups[line.label] + downs[line.label]) / unit,
-                style=style_of(part, line.label),
-                text=amount(ups[line.label] + downs[line.label]),
-            )
-            for line in lines
-        ]
-        about = "; ".join(f"{bar.label} {bar.text}" for bar in bars) + "."
-        drawing = drawings.bars(
-            bars, title=f"Traffic in all: {where}", description=about, x_label=word, high=most / unit, row=30
-        )
-        charts.append(Chart("Traffic in all", f"{where}. Up and down, mean over seeds.", drawing, None))
-    folded = []
-    if len(lines) == 1 and (handlers := lines[0].known[0].figures.get("bytes_by_handler")):
-        found = [(name, amount(legs["up"]), amount(legs["down"])) for name, legs in handlers.items()]
-        folded.append(Table("By exchange", ("exchange", "up to the server", "down to clients"), found))
-    return Section("traffic", "Traffic", "", charts, tables, folded)
-
-
-def _by_traffic(trial: Trial, unit: float) -> list[tuple[float, float]]:
-    sent = float(
-        sum(step.get("bytes_up", 0) + step.get("bytes_down", 0) for step in trial.figures.get("preparation", []))
-    )
-    points = []
-    for record in trial.rounds:
-        sent += record.get("bytes_up", 0) + record.get("bytes_down", 0)
-        if "accuracy" in record:
-            points.append((sent / unit, 100 * record["accuracy"]))
-    return points

@@ -1,4 +1,4 @@
-"""Drawings of a report: line charts, bars with dots, strips and intervals as SVG, in the colours of the page's style sheet.
+"""Drawings of a report as SVG: what all have in common, and line charts, in the colours of the page's style sheet.
 
 Every drawing is an image with a title and a description for people who hear the page; what users named is escaped. Lengths
 are pixels at the drawing's own size; the page scales it. Shares are drawn in percent.
@@ -10,15 +10,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 from markupsafe import Markup
 
 STYLES = 8
 """Colours of the style sheet, each with a dash and a marker of its own."""
 MOST_POINTS = 120
 """Of one curve; more are thinned."""
-DOTS = 60
-"""Of one row of a strip; more become quantiles."""
 
 _DASHES = ("", "7 4", "2 3", "11 3 2 3", "5 2", "1 4", "9 2 1 2 1 2", "14 4")
 LETTER = 7.0
@@ -42,27 +39,6 @@ class Curve:
     band: Sequence[tuple[float, float, float]] = ()
     style: int = 0
     faint: bool = False
-
-
-@dataclass(frozen=True)
-class Bar:
-    """One row of a bar chart or a strip.
-
-    Attributes:
-        label: What it is of.
-        value: How long it is, or where its mean stands; None: there is no figure.
-        dots: Single values, such as one for each seed.
-        interval: Around the value; None: none.
-        style: Its colour.
-        text: The value in words, at its right.
-    """
-
-    label: str
-    value: float | None
-    dots: Sequence[float] = ()
-    interval: tuple[float, float] | None = None
-    style: int = 0
-    text: str = ""
 
 
 def svg(width: float, height: float, title: str, description: str, body: Sequence[Markup], kind: str) -> Markup:
@@ -133,7 +109,8 @@ def thinned(points: Sequence[tuple[float, ...]], most: int = MOST_POINTS) -> lis
     return [points[round(k * (len(points) - 1) / (most - 1))] for k in range(most)]
 
 
-def _marker(style: int, x: float, y: float) -> Markup:
+def marker(style: int, x: float, y: float) -> Markup:
+    """A small shape, another one for each style."""
     size = 3.4
     shapes = (
         f"M{number(x - size)} {number(y)}a{size} {size} 0 1 0 {2 * size} 0a{size} {size} 0 1 0 {-2 * size} 0z",
@@ -153,7 +130,7 @@ def swatch(style: int) -> Markup:
     return Markup(
         '<svg class="swatch" viewBox="0 0 34 12" width="34" height="12" aria-hidden="true" focusable="false">'
         '<path class="c s{}" d="M1 6H33"{}/>{}</svg>'
-    ).format(style % STYLES, _dash(style), _marker(style, 17, 6))
+    ).format(style % STYLES, _dash(style), marker(style, 17, 6))
 
 
 def _dash(style: int) -> Markup:
@@ -243,7 +220,9 @@ def lines(
         if not curve.points:
             continue
         shown = thinned(curve.points)
-        if len(shown) == 1 and not curve.faint and len(xs) > len(curves):  # a method of one round: its level, to compare
+        if (
+            len(shown) == 1 and not curve.faint and len(xs) > len(curves)
+        ):  # a method of one round: its level, to compare
             x, y = shown[0]
             body.append(
                 Markup('<path class="level s{}" d="M{} {}H{}"/>').format(
@@ -258,7 +237,7 @@ def lines(
         # markers of different curves stand at different places, so that a curve upon another one is seen
         every = max(1, math.ceil(len(shown) / 6))
         places = range((curve.style * max(1, every // 3)) % every, len(shown), every)
-        body += [_marker(curve.style, px(shown[k][0]), py(shown[k][1])) for k in places]
+        body += [marker(curve.style, px(shown[k][0]), py(shown[k][1])) for k in places]
     return svg(width, height, title, description, body, "lines")
 
 
@@ -266,188 +245,3 @@ def names_at_left(labels: Sequence[str], most: int) -> tuple[float, list[str]]:
     """Room for names at the left, and these shortened to it."""
     short = [shorten(label, most) for label in labels]
     return 14 + LETTER * max(map(len, short), default=0), short
-
-
-def bars(
-    rows: Sequence[Bar],
-    *,
-    title: str,
-    description: str,
-    x_label: str,
-    high: float = 100.0,
-    width: int = 460,
-    row: int = 24,
-) -> Markup:
-    """Horizontal bars from zero, with a dot for each single value and a whisker for the interval.
-
-    Args:
-        rows: From top to bottom.
-        title: For people who hear the page.
-        description: What it shows, for the same.
-        x_label: Under the axis.
-        high: Where the axis ends.
-        width: Pixels.
-        row: Pixels from one bar to the next.
-
-    Returns:
-        The SVG.
-    """
-    left, names = names_at_left([one.label for one in rows], 26)
-    right = 12 + LETTER * max((len(one.text) for one in rows), default=0)
-    top, height = 6.0, 6.0 + row * len(rows) + 38
-
-    def px(value: float) -> float:
-        return left + min(max(value, 0.0), high) / high * (width - left - right)
-
-    body = _scale(px, high, top, height - 38, height, x_label)
-    for k, (one, name) in enumerate(zip(rows, names, strict=True)):
-        middle = top + (k + 0.5) * row
-        body.append(text(left - 8, middle + 4, name, "end"))
-        if one.value is not None:
-            thick = min(16.0, row * 0.62)
-            body.append(
-                Markup('<path class="bar s{}" d="M{} {}H{}v{}H{}z"/>').format(
-                    one.style % STYLES, number(left), number(middle - thick / 2), number(max(px(one.value), left + 0.5)), number(thick), number(left)
-                )
-            )  # fmt: skip
-        if one.interval is not None:
-            low, up = map(px, one.interval)
-            body.append(
-                Markup('<path class="whisker" d="M{} {}H{}M{} {}v8M{} {}v8"/>').format(
-                    number(low), number(middle), number(up), number(low), number(middle - 4), number(up), number(middle - 4)
-                )
-            )  # fmt: skip
-        body += [
-            Markup('<circle class="dot" cx="{}" cy="{}" r="2.6"/>').format(number(px(v)), number(middle))
-            for v in one.dots
-        ]
-        body.append(text(width - right + 8, middle + 4, one.text, kind="value"))
-    return svg(width, height, title, description, body, "bars")
-
-
-def strip(
-    rows: Sequence[Bar], *, title: str, description: str, x_label: str, width: int = 460, row: int = 30
-) -> Markup:
-    """For each row its single values as dots beside each other, and a stroke at their mean; of many values quantiles.
-
-    Args:
-        rows: From top to bottom; `Bar.value` is the mean.
-        title: For people who hear the page.
-        description: What it shows, for the same.
-        x_label: Under the axis.
-        width: Pixels.
-        row: Pixels from one row to the next.
-
-    Returns:
-        The SVG.
-    """
-    left, names = names_at_left([one.label for one in rows], 26)
-    right = 12 + LETTER * max((len(one.text) for one in rows), default=0)
-    top, height = 6.0, 6.0 + row * len(rows) + 38
-
-    def px(value: float) -> float:
-        return left + min(max(value, 0.0), 100.0) / 100.0 * (width - left - right)
-
-    body = _scale(px, 100.0, top, height - 38, height, x_label)
-    for k, (one, name) in enumerate(zip(rows, names, strict=True)):
-        middle, style = top + (k + 0.5) * row, one.style % STYLES
-        body.append(text(left - 8, middle + 4, name, "end"))
-        if len(one.dots) > DOTS:
-            least, low, quarter, half, three, up = (
-                px(float(q)) for q in np.quantile(one.dots, [0, 0.05, 0.25, 0.5, 0.75, 0.95])
-            )
-            body.append(
-                Markup('<path class="c s{}" d="M{} {}H{}"/>').format(style, number(low), number(middle), number(up))
-            )
-            body.append(
-                Markup('<path class="box s{}" d="M{} {}H{}v14H{}z"/>').format(
-                    style, number(quarter), number(middle - 7), number(three), number(quarter)
-                )
-            )
-            body.append(Markup('<path class="whisker" d="M{} {}v14"/>').format(number(half), number(middle - 7)))
-            body.append(_marker(style, least, middle))
-        else:
-            # the same value many times spreads upward and downward
-            seen: dict[int, int] = {}
-            for value in sorted(one.dots):
-                place = round(px(value) / 4)
-                seen[place] = seen.get(place, 0) + 1
-                aside = (seen[place] // 2) * 3.0 * (-1) ** seen[place]
-                body.append(
-                    Markup('<circle class="spot s{}" cx="{}" cy="{}" r="3.2"/>').format(
-                        style, number(px(value)), number(middle + max(-row / 2 + 4, min(row / 2 - 4, aside)))
-                    )
-                )
-            if one.value is not None:
-                body.append(
-                    Markup('<path class="mean" d="M{} {}v{}"/>').format(
-                        number(px(one.value)), number(middle - row * 0.36), number(row * 0.72)
-                    )
-                )
-        body.append(text(width - right + 8, middle + 4, one.text, kind="value"))
-    return svg(width, height, title, description, body, "strip")
-
-
-def _scale(px: object, high: float, top: float, base: float, height: float, x_label: str) -> list[Markup]:
-    assert callable(px)
-    body = []
-    for tick in ticks(0, high, 6):
-        body.append(Markup('<path class="grid" d="M{} {}V{}"/>').format(number(px(tick)), number(top), number(base)))
-        body.append(text(px(tick), base + 15, tick_words(tick), "middle"))
-    body.append(Markup('<path class="axis" d="M{} {}V{}"/>').format(number(px(0)), number(top), number(base)))
-    body.append(text((px(0) + px(high)) / 2, height - 4, x_label, "middle", "label"))
-    return body
-
-
-def forest(
-    rows: Sequence[Bar], *, title: str, description: str, x_label: str, width: int = 460, row: int = 30
-) -> Markup:
-    """Differences as points with their intervals, on both sides of a line at zero.
-
-    Args:
-        rows: From top to bottom; `Bar.value` is the difference.
-        title: For people who hear the page.
-        description: What it shows, for the same.
-        x_label: Under the axis.
-        width: Pixels.
-        row: Pixels from one row to the next.
-
-    Returns:
-        The SVG.
-    """
-    left, names = names_at_left([one.label for one in rows], 26)
-    right = 12 + LETTER * max((len(one.text) for one in rows), default=0)
-    top, base = 6.0, 6.0 + row * len(rows)
-    ends = [0.0, *(v for one in rows for v in (one.value, *(one.interval or ())) if v is not None)]
-    low, high = min(ends), max(ends)
-    room = 0.06 * (high - low) or 1.0
-    low, high = low - room, high + room
-
-    def px(value: float) -> float:
-        return left + (value - low) / (high - low) * (width - left - right)
-
-    body = []
-    for tick in ticks(low, high, 6):
-        body.append(Markup('<path class="grid" d="M{} {}V{}"/>').format(number(px(tick)), number(top), number(base)))
-        body.append(text(px(tick), base + 15, tick_words(tick), "middle"))
-    body.append(Markup('<path class="axis" d="M{} {}V{}"/>').format(number(px(0)), number(top), number(base)))
-    body.append(text((px(low) + px(high)) / 2, base + 34, x_label, "middle", "label"))
-    for k, (one, name) in enumerate(zip(rows, names, strict=True)):
-        middle = top + (k + 0.5) * row
-        body.append(text(left - 8, middle + 4, name, "end"))
-        if one.value is None:
-            continue
-        if one.interval is not None:
-            least, most = map(px, one.interval)
-            body.append(
-                Markup('<path class="c s{}" d="M{} {}H{}"/>').format(
-                    one.style % STYLES, number(least), number(middle), number(most)
-                )
-            )
-        body += [
-            Markup('<circle class="dot" cx="{}" cy="{}" r="2"/>').format(number(px(v)), number(middle + 7))
-            for v in one.dots
-        ]
-        body.append(_marker(one.style, px(one.value), middle))
-        body.append(text(width - right + 8, middle + 4, one.text, kind="value"))
-    return svg(width, base + 38, title, description, body, "forest")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from fedfill.experiment.settings import DATA, INCIDENTAL, PLACES
 from fedfill.experiment.summary import Result
 from fedfill.experiment.verdicts import Verdict, of_run
 from fedfill.runs.directory import RunDirectory
+from fedfill.studies.compare import BUDGET
 from fedfill.studies.comparison import RECORD, Comparison, Row, read_comparison
 from fedfill.studies.verdicts import of_comparison
 
@@ -168,7 +169,7 @@ def gather(paths: Sequence[Path]) -> Story:
     runs: list[Trial] = []
     parts: list[Part] = []
     recommendation: list[str] = []
-    for path in paths:
+    for path in dict.fromkeys(paths):
         if (path / "study.json").exists():
             words, stages = _study(path)
             recommendation += words
@@ -264,21 +265,27 @@ def _of_runs(trials: Sequence[Trial]) -> Part:
     together: dict[str, list[Trial]] = {}
     for trial in trials:
         own = {k: v for k, v in trial.experiment.items() if k not in INCIDENTAL | PLACES | {"seed", "digest"}}
-        together.setdefault(json.dumps(own, sort_keys=True, default=str), []).append(trial)
-    names = [str(group[0].experiment.get("algorithm")) for group in together.values()]
-    lines = tuple(
-        Line(name if names.count(name) == 1 else f"{name} ({group[0].folder.name})", tuple(group))
-        for name, group in zip(names, together.values(), strict=True)
-    )
+        key = json.dumps(own, sort_keys=True, default=str)
+        while any(_seed(other) == _seed(trial) for other in together.get(key, ())):
+            key += " again"  # the same seed twice is no second draw
+        together.setdefault(key, []).append(trial)
+    groups = [tuple(sorted(group, key=_seed)) for group in together.values()]
+    labels = _labels(groups)
+    lines = tuple(Line(label, group) for label, group in zip(labels, groups, strict=True))
     if len(trials) == 1:
         return Part(_title(trials[0]), lines, (_seed(trials[0]),), _of_one(trials[0]), None, "run")
-    orders = {tuple(sorted(map(_seed, line.known))) for line in lines}
-    if len(orders) == 1 and len(lines) > 1 and all(trial.finished for trial in trials):
-        seeds = next(iter(orders))
-        lines = tuple(replace(line, trials=tuple(sorted(line.known, key=_seed))) for line in lines)
-        rows = tuple(Row(line.label, tuple(trial.result for trial in line.known)) for line in lines)
-        base = next((k for k, name in enumerate(names) if name == "fedavg"), 0)
-        notes = [note for line in lines for note in _unlike(line, lines[base])]
+    orders = {tuple(map(_seed, group)) for group in groups}
+    seeds = next(iter(orders)) if len(orders) == 1 else ()
+    if seeds and len(lines) > 1 and all(trial.finished for trial in trials):
+        rows = tuple(
+            Row(label, tuple(trial.result for trial in group)) for label, group in zip(labels, groups, strict=True)
+        )
+        base = next((k for k, group in enumerate(groups) if group[0].experiment.get("algorithm") == "fedavg"), 0)
+        notes = [
+            note
+            for label, group in zip(labels, groups, strict=True)
+            for note in _unlike(label, group[0], groups[base][0])
+        ]
         comparison = Comparison(rows, seeds, trials[0].folder.parent, rows[base], tuple(notes))
         return Part(comparison.title, lines, seeds, of_comparison(comparison), comparison, "runs")
     verdicts = [
@@ -288,15 +295,34 @@ def _of_runs(trials: Sequence[Trial]) -> Part:
         if trial is not None
         for verdict in _of_one(trial)
     ]
-    return Part(_title(trials[0]), lines, (), tuple(verdicts), None, "runs")
+    return Part(_title(trials[0], seeds), lines, seeds, tuple(verdicts), None, "runs")
 
 
-def _unlike(line: Line, base: Line) -> list[str]:
-    """In which data a line of runs differs from another."""
-    own, other = line.known[0].experiment, base.known[0].experiment
-    names = sorted(name for name in DATA | {"rounds", "participation"} if name not in INCIDENTAL)
-    found = [f"{name}={own.get(name)} (not {other.get(name)})" for name in names if own.get(name) != other.get(name)]
-    return [f"{line.label}: {', '.join(found)}"] if found else []
+def _labels(groups: Sequence[Sequence[Trial]]) -> list[str]:
+    """What methods are called: the algorithm, and where several runs have the same one, their folders too."""
+    names = [str(group[0].experiment.get("algorithm")) for group in groups]
+    for told in (lambda folder: folder.name, str):
+        unique = [
+            name if names.count(name) == 1 else f"{name} ({told(group[0].folder)})"
+            for name, group in zip(names, groups, strict=True)
+        ]
+        if len(set(unique)) == len(unique):
+            break
+    return unique
+
+
+def _unlike(label: str, trial: Trial, base: Trial) -> list[str]:
+    """In which data, network and training one run differs from another."""
+
+    def told(one: Trial) -> dict[str, Any]:
+        held = one.experiment
+        training = {name: held.get("settings", {}).get(name) for name in BUDGET}
+        return {**{name: held.get(name) for name in names}, **training, "model settings": held.get("model_settings")}
+
+    names = sorted((DATA | {"rounds", "participation", "model"}) - INCIDENTAL)
+    own, other = told(trial), told(base)
+    found = [f"{name}={own[name]} (not {other[name]})" for name in own if own[name] != other[name]]
+    return [f"{label}: {', '.join(found)}"] if found else []
 
 
 def _of_one(trial: Trial) -> tuple[Verdict, ...]:
@@ -314,12 +340,11 @@ def _seed(trial: Trial) -> int:
     return int(trial.experiment.get("seed", 0))
 
 
-def _title(trial: Trial) -> str:
+def _title(trial: Trial, seeds: Sequence[int] = ()) -> str:
     held = trial.experiment
+    drawn = f"seeds {', '.join(map(str, seeds))}" if len(seeds) > 1 else f"seed {held.get('seed')}"
     rounds = f"{held.get('rounds')} round{'s' if held.get('rounds') != 1 else ''}"
-    return (
-        f"{held.get('data')}, {held.get('partition')}, {held.get('clients')} clients, {rounds}, seed {held.get('seed')}"
-    )
+    return f"{held.get('data')}, {held.get('partition')}, {held.get('clients')} clients, {rounds}, {drawn}"
 
 
 def _study(path: Path) -> tuple[list[str], list[Path]]:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping, Sequence
 
-from fedfill.studies.reporting import drawings
+from fedfill.studies.reporting.bars import DOTS, Bar, bars_of, strip
 from fedfill.studies.reporting.charts import style_of
-from fedfill.studies.reporting.drawings import Bar
 from fedfill.studies.reporting.heat import heat
 from fedfill.studies.reporting.parts import Holdings, Line, Part
-from fedfill.studies.reporting.values import Chart, Room, Section, Table, percent, quantiles
+from fedfill.studies.reporting.values import Chart, Room, Section, Table, many, percent, quantiles
 
 CLASSES = 20
 """Classes that are shown one by one for several methods."""
@@ -62,7 +61,7 @@ def _by_class(part: Part, lines: Sequence[Line], held: Holdings | None, where: s
             )
         ]
     bars = [_spots(part, label, [v for v in row if v is not None]) for label, row in shares.items()]
-    drawing = drawings.strip(bars, title=f"{title}: {where}", description=_extremes(shares, names), x_label="percent")
+    drawing = strip(bars, title=f"{title}: {where}", description=_extremes(shares, names), x_label="percent")
     return [Chart(title, f"{where}. {_how(classes, 'class')}", drawing, table)]
 
 
@@ -87,7 +86,7 @@ def _by_client(part: Part, lines: Sequence[Line], held: Holdings | None, where: 
     most = max(map(len, pooled.values()))
     lowest = min(pooled, key=lambda label: (min(pooled[label]), label))
     about = f"The lowest of all is a client of {lowest} with {percent(min(pooled[lowest]))}."
-    drawing = drawings.strip(bars, title=f"{title}: {where}", description=about, x_label="percent")
+    drawing = strip(bars, title=f"{title}: {where}", description=about, x_label="percent")
     rows = [
         (label, str(len(values)), percent(statistics.fmean(values)), *(percent(q) for q in quantiles(values)))
         for label, values in pooled.items()
@@ -110,19 +109,21 @@ def _one_by_one(
     order = sorted((i for i, v in enumerate(values) if v is not None), key=lambda i: (values[i], i))
     worst = order[0]
     about = f"Lowest: {what} {names[worst]} with {percent(values[worst])}; highest: {names[order[-1]]} with {percent(values[order[-1]])}."
-    known = [v for v in values if v is not None]
-    shown = list(range(len(values))) if len(values) <= min(ONE_BY_ONE, max(room.clients, WORST)) else order[:WORST]
+    few = len(values) <= min(ONE_BY_ONE, max(room.clients, WORST))
+    shown = list(range(len(values))) if few else order[:WORST]
     note = f"{where}. {about}"
-    if len(shown) < len(values):
-        middle = ", ".join(percent(q, 0) for q in quantiles(known)[1:4])
-        note += f" Shown are the {len(shown)} lowest of {len(values):,}; a quarter, half and three quarters of all have at most {middle}."
+    if len(order) < len(values):
+        note += f" {len(order):,} of {many(len(values), what)} {'has' if len(order) == 1 else 'have'} a figure."
+    if len(shown) < len(order):
+        middle = ", ".join(percent(q, 0) for q in quantiles([v for v in values if v is not None])[1:4])
+        note += f" Shown are the {len(shown)} lowest; a quarter, half and three quarters of all have at most {middle}."
     bars = [
         Bar(names[i], None if (v := values[i]) is None else 100 * v, style=1 if i == worst else 0, text=_figure(values[i]) + (f" ({sizes[i]:,})" if sizes else ""))
         for i in shown
     ]  # fmt: skip
     if sizes:
         note += " In brackets: how many training samples the client has."
-    drawing = drawings.bars(
+    drawing = bars_of(
         bars, title=f"{title}: {where}", description=about, x_label="percent", row=24 if len(shown) <= 20 else 17
     )
     header = (what, "percent", "training samples") if sizes else (what, "percent")
@@ -160,7 +161,7 @@ def _spots(part: Part, label: str, values: Sequence[float]) -> Bar:
 
 
 def _how(count: int, what: str) -> str:
-    if count <= drawings.DOTS:
+    if count <= DOTS:
         return f"Each dot is a {what}, the stroke their mean."
     return f"Of {count:,} {what}s: the line holds 90 %, the box the middle half, the stroke is the median, the mark the lowest."
 

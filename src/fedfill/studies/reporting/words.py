@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
-import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from fedfill.errors import FedfillError
 from fedfill.experiment.verdicts import Verdict
 from fedfill.studies.reporting.again import compare_again, run_again
 from fedfill.studies.reporting.parts import Line, Part, Trial
+from fedfill.studies.reporting.totals import epsilons
 from fedfill.studies.reporting.values import (
     Picture,
     Room,
@@ -57,6 +57,29 @@ def headline(part: Part) -> tuple[str, tuple[Verdict, ...]]:
     return f"{line.label} gets {percent(shared)} of everyone's test set right{so_far}{tail}.", part.verdicts
 
 
+def who_is_worst(part: Part) -> str:
+    """How the worst client fares with the highest method, and with the one that is best for it."""
+    worst = [(line.mean("worst_client_accuracy"), line) for line in part.lines]
+    known = [(share, line) for share, line in worst if share is not None]
+    if len(part.lines) < 2 or not known:
+        return ""
+    highest = max((line for _, line in known), key=lambda line: line.mean("accuracy") or 0.0)
+    kindest = max(known, key=lambda pair: pair[0])[1]
+    over = ", mean over seeds" if len(part.seeds) > 1 else ""
+    text = f"With {highest.label} the worst client is at {percent(highest.mean('worst_client_accuracy'))} of its own test split{over}"
+    if kindest is highest:
+        return f"{text}; no other method is better for the worst."
+    return f"{text}; {kindest.label} is best for the worst, with {percent(kindest.mean('worst_client_accuracy'))}."
+
+
+def told(verdict: Verdict) -> str:
+    """A verdict's sentence, without its kind where it begins with it."""
+    text = verdict.sentence
+    for end in (": ", ", "):
+        text = text.removeprefix(f"{verdict.kind}{end}")
+    return sentence(text)
+
+
 def tiles(part: Part) -> list[tuple[str, str, str]]:
     """The figures of a single method: ``(name, value, remark)``."""
     line = part.lines[0]
@@ -68,7 +91,8 @@ def tiles(part: Part) -> list[tuple[str, str, str]]:
     if (balanced := line.mean("balanced_accuracy")) is not None and _uneven(figures):
         found.append(("Balanced accuracy", percent(balanced), "each class counts the same"))
     if (own := line.values("mean_client_accuracy")) and len(own) == len(line.known):
-        found.append(("Own test splits", spread(own), "mean over clients"))
+        judged = sum(share is not None for share in figures.get("accuracy_by_client") or [])
+        found.append(("Own test splits", spread(own), f"mean over {many(judged, 'client')}"))
     if (worst := line.values("worst_client_accuracy")) and len(worst) == len(line.known):
         shares = first.figures.get("accuracy_by_client") or []
         known = [(share, i) for i, share in enumerate(shares) if share is not None]
@@ -89,9 +113,12 @@ def tiles(part: Part) -> list[tuple[str, str, str]]:
 
 def _best(line: Line) -> str:
     best = line.mean("best_accuracy")
+    figures = line.known[0].figures
     if best is None or len(line.known) > 1:
         return "after the last round"
-    return f"last round; highest in round {line.known[0].figures.get('best_round')}: {percent(best)}"
+    if figures.get("best_round") == len(line.known[0].rounds):
+        return "last round, the highest of all"
+    return f"last round; highest in round {figures.get('best_round')}: {percent(best)}"
 
 
 def _uneven(figures: Mapping[str, Any]) -> bool:
@@ -173,19 +200,19 @@ def results(part: Part) -> Table | None:
     return Table(caption, header, rows, frozenset(strong))
 
 
-def privacy(part: Part, room: Room) -> Section:
+def privacy(part: Part, where: str, room: Room) -> Section:
     """The account in its own words, and what it is made of."""
-    texts, folded = [], []
+    said: dict[str, list[str]] = {}
+    folded = []
     for line in part.lines:
         if not line.known:
             continue
         account = line.known[0].figures.get("privacy", {})
-        label = line.label if len(part.lines) > 1 else ""
         statement = (
             account.get("statement")
             or f"So far: {_guarantee(account)[0]}. The account is written when the run has ended."
         )
-        texts.append((label, statement))
+        said.setdefault(statement, []).append(line.label)
         entries = account.get("entries") or []
         if entries and room.rows:
             rows = [_entry(entry) for entry in entries[: room.rows]]
@@ -202,7 +229,12 @@ def privacy(part: Part, room: Room) -> Section:
     lead = "What is protected, from whom, and what is not: a guarantee counts for what it names and for nothing else."
     if len(part.seeds) > 1:
         lead += f" The accounts are those of seed {part.seeds[0]}."
-    return Section("privacy", "Privacy account", lead, folded=folded, texts=texts)
+    texts = []
+    for statement, labels in said.items():
+        whole, mark, total = statement.rpartition("In total: ")  # what it comes to is said first
+        label = f"{', '.join(labels)}. {mark}{total}" if len(part.lines) > 1 else f"{mark}{total}"
+        texts.append((label.rstrip("."), whole.strip()) if mark else (", ".join(labels), statement))
+    return Section("privacy", "Privacy account", lead, epsilons(part, where, room), folded=folded, texts=texts)
 
 
 def _entry(entry: Mapping[str, Any]) -> tuple[str, ...]:
@@ -239,7 +271,6 @@ def samples(part: Part, room: Room) -> Section | None:
         title = f"{line.label}, seed {trial.experiment.get('seed')}, round {int(trial.picture.stem.rpartition('-')[2])}"
         if (picture := embedded(trial.picture, title, room.picture)) is not None:
             pictures.append(picture)
-    lead = "Samples that the method made, a row for each class. Nobody's record is shown, and a likeness is no accident where nothing protects."
     lead = "Samples that the methods made, one row for each class."
     if left := len(found) - len(pictures):
         where = ", ".join(str(trial.picture) for _, trial in found if trial.picture is not None)
@@ -339,7 +370,7 @@ def _code(part: Part) -> list[tuple[str, str]]:
 
 
 def _flat(experiment: Mapping[str, Any]) -> dict[str, str]:
-    found = {}
+    found: dict[str, str] = {}
     for name, value in experiment.items():
         if isinstance(value, Mapping):
             prefix = "model." if name == "model_settings" else ""
@@ -355,8 +386,3 @@ def _trace(trial: Trial) -> tuple[str, ...]:
         str(trial.folder), str(held.get("seed")), f"{len(trial.rounds)} of {held.get('rounds')}", str(held.get("version")),
         str(held.get("digest")), str(figures.get("weights_sha256", "–"))[:16], str(figures.get("machine", "–")),
     )  # fmt: skip
-
-
-def mean(values: Sequence[float]) -> float | None:
-    """Their mean, where there are any."""
-    return statistics.fmean(values) if values else None
