@@ -13,7 +13,7 @@ from fedfill.studies.reporting.charts import holdings, learning
 from fedfill.studies.reporting.parts import Part, Story, gather
 from fedfill.studies.reporting.served import served
 from fedfill.studies.reporting.totals import finals, traffic
-from fedfill.studies.reporting.values import ROOMS, Room, Section, many
+from fedfill.studies.reporting.values import ROOMS, Room, Section
 from fedfill.studies.reporting.words import headline, privacy, results, samples, settings, tiles, told, who_is_worst
 
 LIMIT = 300_000
@@ -96,7 +96,7 @@ def _title(story: Story) -> tuple[str, list[str]]:
         return story.recommendation[0], list(story.recommendation[1:])
     if not others:
         return headline(first)[0], _under(first)
-    return f"{many(len(story.parts), 'subject')}: {headline(first)[0]}", ["Each has its own part below."]
+    return f"{len(story.parts)} subjects in one report", [headline(part)[0] for part in story.parts]
 
 
 def _under(part: Part) -> list[str]:

@@ -34,6 +34,8 @@ def holdings(part: Part, where: str, room: Room) -> Section | None:
     )
     if len(part.seeds) > 1:
         lead += f" Drawn here are the clients of seed {trial.experiment.get('seed')}; each seed divides the data anew."
+    if part.apart:
+        lead += f" Drawn here are the clients of {part.lines[0].label} alone."
     most = min(40, room.clients)
     shown, how = _some_clients(sizes, most)
     names, columns = _grouped(held.class_names, COLUMNS)

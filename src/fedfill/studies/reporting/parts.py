@@ -16,7 +16,7 @@ from fedfill.experiment.verdicts import Verdict, of_run
 from fedfill.runs.directory import RunDirectory
 from fedfill.studies.compare import BUDGET
 from fedfill.studies.comparison import RECORD, Comparison, Row, read_comparison
-from fedfill.studies.verdicts import of_comparison
+from fedfill.studies.verdicts import NOT_SHARED, of_comparison
 
 
 @dataclass(frozen=True)
@@ -120,6 +120,7 @@ class Part:
         comparison: The same runs as a comparison, where they are one; None: no differences can be told.
         kind: ``run``, ``runs`` or ``comparison``.
         folder: Where a comparison lies; None: of runs each has its own.
+        apart: In which words on the data the runs differ, so that their figures can't be compared.
     """
 
     title: str
@@ -129,6 +130,7 @@ class Part:
     comparison: Comparison | None
     kind: str
     folder: Path | None = None
+    apart: tuple[str, ...] = ()
 
     @property
     def trials(self) -> tuple[Trial, ...]:
@@ -276,26 +278,27 @@ def _of_runs(trials: Sequence[Trial]) -> Part:
         return Part(_title(trials[0]), lines, (_seed(trials[0]),), _of_one(trials[0]), None, "run")
     orders = {tuple(map(_seed, group)) for group in groups}
     seeds = next(iter(orders)) if len(orders) == 1 else ()
-    if seeds and len(lines) > 1 and all(trial.finished for trial in trials):
+    base = next((k for k, group in enumerate(groups) if group[0].experiment.get("algorithm") == "fedavg"), 0)
+    unlike = [_unlike(label, group[0], groups[base][0]) for label, group in zip(labels, groups, strict=True)]
+    notes = [note for found in unlike for note in found]
+    apart = tuple(
+        name for name in sorted(DATA - INCIDENTAL) if len({str(group[0].experiment.get(name)) for group in groups}) > 1
+    )
+    if seeds and len(lines) > 1 and not apart and all(trial.finished for trial in trials):
         rows = tuple(
             Row(label, tuple(trial.result for trial in group)) for label, group in zip(labels, groups, strict=True)
         )
-        base = next((k for k, group in enumerate(groups) if group[0].experiment.get("algorithm") == "fedavg"), 0)
-        notes = [
-            note
-            for label, group in zip(labels, groups, strict=True)
-            for note in _unlike(label, group[0], groups[base][0])
-        ]
         comparison = Comparison(rows, seeds, trials[0].folder.parent, rows[base], tuple(notes))
         return Part(comparison.title, lines, seeds, of_comparison(comparison), comparison, "runs")
-    verdicts = [
+    verdicts = [Verdict(NOT_SHARED, f"not shared by {note}") for note in notes]
+    verdicts += [
         Verdict(verdict.kind, f"{line.label}, seed {_seed(trial)}: {verdict.sentence}")
         for line in lines
         for trial in line.trials
         if trial is not None
         for verdict in _of_one(trial)
     ]
-    return Part(_title(trials[0], seeds), lines, seeds, tuple(verdicts), None, "runs")
+    return Part(_title(trials[0], seeds), lines, seeds, tuple(verdicts), None, "runs", apart=apart)
 
 
 def _labels(groups: Sequence[Sequence[Trial]]) -> list[str]:

@@ -38,10 +38,14 @@ def headline(part: Part) -> tuple[str, tuple[Verdict, ...]]:
     known = [line for line in part.lines if line.known]
     if not known:
         return "No round has been evaluated yet.", part.verdicts
+    if part.apart:
+        words = ", ".join(part.apart)
+        return f"{len(known)} runs on data that differ ({words}): their figures can't be compared.", part.verdicts
     if len(known) > 1:
+        so_far = " so far" if part.unfinished else ""
         best = max(known, key=lambda line: line.mean("accuracy") or 0.0)
         return (
-            f"{best.label} is highest so far on everyone's test set: {percent(best.mean('accuracy'))}.",
+            f"{best.label} is highest{so_far} on everyone's test set: {percent(best.mean('accuracy'))}.",
             part.verdicts,
         )
     line = known[0]
@@ -61,7 +65,7 @@ def who_is_worst(part: Part) -> str:
     """How the worst client fares with the highest method, and with the one that is best for it."""
     worst = [(line.mean("worst_client_accuracy"), line) for line in part.lines]
     known = [(share, line) for share, line in worst if share is not None]
-    if len(part.lines) < 2 or not known:
+    if len(part.lines) < 2 or not known or part.apart:
         return ""
     highest = max((line for _, line in known), key=lambda line: line.mean("accuracy") or 0.0)
     kindest = max(known, key=lambda pair: pair[0])[1]
