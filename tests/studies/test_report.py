@@ -327,14 +327,43 @@ def test_epsilon_grows_over_the_rounds(tmp_path: Path) -> None:
 def test_a_study_has_its_recommendation_first(tmp_path: Path) -> None:
     study = tmp_path / "study"
     study.mkdir()
+    document = {"look": {"sentences": ["4 clients hold 36 samples"]}, "goal": "everyone"}
+    (study / "study.json").write_text(json.dumps(document))
+    begun = made(tmp_path, study)
+    assert "not finished" in begun.headline
+    assert "4 clients hold 36 samples." in begun.text
     comparison_folder(study / "screen", {"fedavg": [0.5], "local": [0.4]})
-    (study / "study.json").write_text(
-        json.dumps({"recommendation": ["Take fedavg.", "Not tried: the rest."], "stages": ["screen"]})
-    )
+    comparison_folder(study / "final", {"fedavg": [0.5, 0.6], "fedbn": [0.4, 0.4]})
+    figures = {"accuracy": [0.6, 0.8], "own": [0.1, 0.1], "rounds": 2, "bytes": 1500, "seconds": 3}
+    document |= {
+        "finalists": [
+            {"label": "fedavg", "validation": [0.5, 0.7], **figures},
+            {"label": "fedbn", "validation": [0.9, None], **figures},
+        ],
+        "recommendation": {"label": "fedavg", "sure": "yes", "sentences": ["take fedavg", "it costs 1.5 kB"]},
+        "commands": ["fedfill run fedavg --out runs/model"],
+        "not_tried": {"qffl": "another <goal>"},
+    }
+    (study / "study.json").write_text(json.dumps(document))
     found = made(tmp_path, study)
-    assert found.headline == "Take fedavg."
-    assert "Not tried: the rest." in found.text
-    assert "fedavg is highest" in found.text
+    assert found.headline == "take fedavg."
+    assert "it costs 1.5 kB." in found.text
+    assert found.table("Finalists")[1] == [
+        "fedavg",
+        "60.0 ± 14.1 %",
+        "70.0 ± 14.1 %",
+        "10.0 ± 0.0 %",
+        "2",
+        "1.5 kB",
+        "3.0 s",
+    ]
+    assert found.table("Finalists")[2][1] == "–"  # a run of it diverged
+    assert found.all("td")[0] == {"class": "strong"}
+    assert found.table("Methods")[1] == ["qffl", "another <goal>"]
+    assert "fedfill run fedavg --out runs/model" in found.text
+    parts = [attributes["id"] for tag, attributes in found.elements if tag == "h2"]
+    assert parts[-2:] == ["part1", "part2"]
+    assert found.text.index("The last stage") < found.text.index("The screening")
     (study / "study.json").write_text("{}")
     with refused("report", "study.json"):
         fedfill.report(study)

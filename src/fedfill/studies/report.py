@@ -84,19 +84,22 @@ def _render(story: Story, room: Room) -> str:
         )  # fmt: skip
     title, under = _title(story)
     return environment.get_template("report.html.j2").render(
-        parts=parts, recommendation=story.recommendation, headline=title, under=under, title=f"fedfill report: {story.parts[0].title}",
+        parts=parts, answers=story.answers, headline=title, under=under, title=f"fedfill report: {story.parts[0].title}" if story.parts else "fedfill report",
         version=__version__, cut=room is not ROOMS[0], limit=LIMIT // 1000,
     )  # fmt: skip
 
 
 def _title(story: Story) -> tuple[str, list[str]]:
     """The headline of the page, and what stands under it."""
-    first, *others = story.parts
-    if story.recommendation:
-        return story.recommendation[0], list(story.recommendation[1:])
-    if not others:
-        return headline(first)[0], _under(first)
-    return f"{len(story.parts)} subjects in one report", [headline(part)[0] for part in story.parts]
+    if len(story.answers) == 1:
+        words = story.answers[0].sentences
+        return words[0], list(words[1:])
+    if len(story.parts) == 1:
+        return headline(story.parts[0])[0], _under(story.parts[0])
+    return f"{len(story.answers) + len(story.parts)} subjects in one report", [
+        *(answer.sentences[0] for answer in story.answers),
+        *(headline(part)[0] for part in story.parts),
+    ]
 
 
 def _under(part: Part) -> list[str]:

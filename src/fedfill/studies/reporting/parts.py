@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,8 @@ from fedfill.experiment.verdicts import Verdict, of_run
 from fedfill.runs.directory import RunDirectory
 from fedfill.studies.compare import BUDGET
 from fedfill.studies.comparison import RECORD, Comparison, Row, read_comparison
+from fedfill.studies.reporting.answer import Answer, read_answer
+from fedfill.studies.study import RECORD as STUDY
 from fedfill.studies.verdicts import NOT_SHARED, of_comparison
 
 
@@ -148,12 +150,12 @@ class Story:
     """All that a report tells.
 
     Attributes:
-        parts: At least one.
-        recommendation: What a study ends in, in its own words; empty for anything else.
+        parts: At least one where there is no answer.
+        answers: Those of studies.
     """
 
     parts: tuple[Part, ...]
-    recommendation: tuple[str, ...] = ()
+    answers: tuple[Answer, ...] = ()
 
 
 def gather(paths: Sequence[Path]) -> Story:
@@ -170,23 +172,25 @@ def gather(paths: Sequence[Path]) -> Story:
     """
     runs: list[Trial] = []
     parts: list[Part] = []
-    recommendation: list[str] = []
+    answers: list[Answer] = []
     for path in dict.fromkeys(paths):
-        if (path / "study.json").exists():
-            words, stages = _study(path)
-            recommendation += words
-            parts += [_of_comparison(stage) for stage in stages]
+        if (path / STUDY).exists():
+            answer, stages = read_answer(path)
+            answers.append(answer)
+            for stage, name in stages.items():
+                part = _of_comparison(stage)
+                parts.append(replace(part, title=f"{name}: {part.title}"))
         elif (path / RECORD).exists():
             parts.append(_of_comparison(path))
         elif (path / "experiment.toml").exists():
             runs.append(read_trial(path))
         else:
             raise FedfillError(
-                f"report: {path} holds no run, comparison or study; allowed: a folder with an experiment.toml, a {RECORD} or a study.json"
+                f"report: {path} holds no run, comparison or study; allowed: a folder with an experiment.toml, a {RECORD} or a {STUDY}"
             )
     if runs:
         parts.insert(0, _of_runs(runs))
-    return Story(tuple(parts), tuple(recommendation))
+    return Story(tuple(parts), tuple(answers))
 
 
 def read_trial(folder: Path) -> Trial:
@@ -348,14 +352,3 @@ def _title(trial: Trial, seeds: Sequence[int] = ()) -> str:
     drawn = f"seeds {', '.join(map(str, seeds))}" if len(seeds) > 1 else f"seed {held.get('seed')}"
     rounds = f"{held.get('rounds')} round{'s' if held.get('rounds') != 1 else ''}"
     return f"{held.get('data')}, {held.get('partition')}, {held.get('clients')} clients, {rounds}, {drawn}"
-
-
-def _study(path: Path) -> tuple[list[str], list[Path]]:
-    """A study's recommendation, and the folders of its comparisons."""
-    try:
-        document = json.loads((path / "study.json").read_text())
-        words = document["recommendation"]
-        stages = [path / Path(str(name)).name for name in document["stages"]]
-    except (ValueError, KeyError, TypeError, OSError) as error:
-        raise FedfillError(f"report: {path / 'study.json'} is damaged; run the same study again") from error
-    return [words] if isinstance(words, str) else [str(word) for word in words], stages
