@@ -346,8 +346,8 @@ def test_a_study_has_its_recommendation_first(tmp_path: Path) -> None:
     }
     (study / "study.json").write_text(json.dumps(document))
     found = made(tmp_path, study)
-    assert found.headline == "take fedavg."
-    assert "it costs 1.5 kB." in found.text
+    assert found.headline == "Take fedavg."
+    assert "It costs 1.5 kB." in found.text
     assert found.table("Finalists")[1] == [
         "fedavg",
         "60.0 ± 14.1 %",

@@ -93,7 +93,7 @@ def _title(story: Story) -> tuple[str, list[str]]:
     """The headline of the page, and what stands under it."""
     if len(story.answers) == 1:
         words = story.answers[0].sentences
-        return words[0], list(words[1:])
+        return words[0], list(words[1:2])  # how sure; a section has them all
     if len(story.parts) == 1:
         return headline(story.parts[0])[0], _under(story.parts[0])
     return f"{len(story.answers) + len(story.parts)} subjects in one report", [

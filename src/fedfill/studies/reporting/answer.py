@@ -44,12 +44,17 @@ def read_answer(folder: Path) -> tuple[Answer, dict[Path, str]]:
     try:
         document = json.loads(place.read_text())
         found = document.get("recommendation")
-        sentences = [sentence(str(text)) for text in found["sentences"]] if found else []
+        sentences = [_plain(text) for text in found["sentences"]] if found else []
         sections = [
+            *(
+                [Section("why", "Why, how sure, and at which cost", texts=[("", text) for text in sentences[1:]])]
+                if sentences[1:]
+                else []
+            ),
             Section(
                 "seen",
                 "What the clients hold",
-                texts=[("", sentence(str(text))) for text in document["look"]["sentences"]],
+                texts=[("", _plain(text)) for text in document["look"]["sentences"]],
             ),
             *_decided(document.get("finalists", []), document["goal"]),
         ]
@@ -73,6 +78,12 @@ def read_answer(folder: Path) -> tuple[Answer, dict[Path, str]]:
         sentences = ["No method came to its end." if over else "This study is not finished: the same command goes on."]
     stages = {folder / name: title for name, title in STAGES.items() if (folder / name / "comparison.json").exists()}
     return Answer(tuple(sentences), tuple(sections)), stages
+
+
+def _plain(text: object) -> str:
+    """A sentence that begins with a word of ours."""
+    words = sentence(str(text))
+    return words[:1].upper() + words[1:]
 
 
 def _decided(finalists: Sequence[dict[str, object]], goal: str) -> list[Section]:

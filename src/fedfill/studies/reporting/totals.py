@@ -150,11 +150,12 @@ def traffic(part: Part, where: str, room: Room) -> Section | None:
             bars, title=f"Traffic in all: {where}", description=about, x_label=word, high=most / unit, row=30
         )
         charts.append(Chart("Traffic in all", f"{where}. Up and down, mean over seeds.", drawing, None))
-    folded = []
     if len(lines) == 1 and (handlers := lines[0].known[0].figures.get("bytes_by_handler")):
         found = [(name, amount(legs["up"]), amount(legs["down"])) for name, legs in handlers.items()]
-        folded.append(Table("By exchange", ("exchange", "up to the server", "down to clients"), found))
-    return Section("traffic", "Traffic", "", charts, tables, folded)
+        tables.append(
+            Table("By exchange, all clients together", ("exchange", "up to the server", "down to clients"), found)
+        )
+    return Section("traffic", "Traffic", "", charts, tables)
 
 
 def _by_traffic(trial: Trial, unit: float) -> list[tuple[float, float]]:
