@@ -51,8 +51,7 @@ def test_one_folder_for_each_run(tiny: Comparison) -> None:
         *(f"fedavg-latent_activation=sigmoid-weighting=uniform-seed{seed}" for seed in SEEDS),
         *(f"feddpms-seed{seed}" for seed in SEEDS),
         *("comparison.json", "comparison.csv", "curves.csv", "table.csv", "table.md", "table.tex"),
-        "accuracy.png",
-        "final.png",
+        *("accuracy.png", "accuracy.svg", "final.png", "final.svg"),
     }
     assert [row.label for row in tiny.rows] == LABELS
     assert tiny.seeds == (3, 1)

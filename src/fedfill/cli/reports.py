@@ -21,8 +21,8 @@ def report(
         typer.Option(help="The HTML file. [default: report.html in the folder; of several, runs/report.html]"),
     ] = None,
 ) -> None:
-    """Write one page on runs, comparisons or a study, to send to others.
+    """Write one page on runs, comparisons or a study.
 
-    The file is whole in itself, and asks for nothing. Runs may be unfinished.
+    It is there to be sent to others: the file is whole in itself, and asks for nothing. Runs may be unfinished.
     """
     terminal.tell(f"Report: {fedfill.report(*paths, out=out)}")
