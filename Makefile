@@ -9,10 +9,10 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: help demo test test-deploy test-faults check format bench clean
+.PHONY: help demo test test-deploy test-browser test-faults check format bench clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[.a-z]+:.*## / {printf "  %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[.a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .venv: $(READY) ## build the environment (PYTHON=python3.12 to choose the interpreter)
 
@@ -31,10 +31,13 @@ demo: $(READY) ## compare one round of fed3r with FedAvg on ten unequal clients
 	  --data digits --clients 10 --partition dirichlet:0.1 --rounds 20 --seeds 0,1 --set batch_size=16 --out runs/demo
 
 test: $(READY) ## run the tests, in two processes
-	$(BIN)/pytest -q -n 2 --dist worksteal -m 'not deploy and not faults'
+	$(BIN)/pytest -q -n 2 --dist worksteal -m 'not deploy and not faults and not browser'
 
 test-deploy: $(READY) ## run whole Flower federations of real processes and compare the bits
 	$(BIN)/pytest -q -m deploy
+
+test-browser: $(READY) ## open reports in Chromium, which has to be installed: requests, keys, contrast, axe's rules
+	$(BIN)/pytest -q -m browser
 
 test-faults: $(READY) ## kill, stop, starve and mislead Flower federations of real processes (half an hour)
 	$(BIN)/pytest -q -m faults

@@ -22,6 +22,7 @@ __all__ = [
     "load",
     "measure",
     "predict",
+    "report",
     "reproduce",
     "resume",
     "run",
@@ -38,6 +39,7 @@ _HOME = {
     "load": "fedfill.studies.use",
     "measure": "fedfill.studies.measure",
     "predict": "fedfill.studies.use",
+    "report": "fedfill.studies.report",
     "reproduce": "fedfill.studies.reproduce",
     "resume": "fedfill.studies.run",
     "run": "fedfill.studies.run",
@@ -52,6 +54,7 @@ if TYPE_CHECKING:
     from fedfill.studies.compare import compare
     from fedfill.studies.export import export
     from fedfill.studies.measure import measure
+    from fedfill.studies.report import report
     from fedfill.studies.reproduce import reproduce
     from fedfill.studies.run import resume, run
     from fedfill.studies.study import study

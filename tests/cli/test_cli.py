@@ -226,7 +226,9 @@ def test_help_needs_no_torch(words: list[str]) -> None:
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stderr == ""
 
 
-@pytest.mark.parametrize("command", ["run", "resume", "compare", "reproduce", "measure", "partition", "list", "deploy"])
+@pytest.mark.parametrize(
+    "command", ["run", "resume", "compare", "reproduce", "report", "measure", "partition", "list", "deploy"]
+)
 def test_help(command: str) -> None:
     assert command in fedfill_("--help").stdout
     assert "..." not in fedfill_("--help").stdout.split("Commands:")[1]  # no summary is cut short

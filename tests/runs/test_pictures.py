@@ -223,6 +223,50 @@ def test_a_new_picture_replaces_the_old_one(tmp_path: Path) -> None:
     assert [found.name for found in tmp_path.iterdir()] == ["map.png"]
 
 
+def svg_of(path: Path) -> str:
+    text = path.with_suffix(".svg").read_text()
+    assert text.lstrip().startswith("<?xml")
+    return text
+
+
+def test_charts_are_written_as_svg_too_and_the_same_picture_is_the_same_file(tmp_path: Path) -> None:
+    curves = {"a": [{1: 0.2, 2: 0.4}]}
+    finals: dict[str, tuple[list[float], list[float | None]]] = {"a": ([0.2], [0.1])}
+    texts = []
+    for _ in range(2):
+        accuracy_curves(curves, tmp_path / "curves.png")
+        accuracy_bars(finals, tmp_path / "bars.png")
+        texts.append([svg_of(tmp_path / name) for name in ("curves.png", "bars.png")])
+    assert texts[0] == texts[1]
+    assert not list(tmp_path.glob("*.tmp"))
+    image_grid(
+        Samples(torch.zeros(1, 1, 4, 4, dtype=torch.uint8), torch.zeros(1, dtype=torch.int64)),
+        ["a"],
+        tmp_path / "g.png",
+    )
+    assert not (tmp_path / "g.svg").exists()
+
+
+def test_rounds_are_whole_numbers_and_the_title_names_the_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    figures: list[Figure] = []
+    monkeypatch.setattr("fedfill.runs.pictures._save", lambda figure, *_: figures.append(figure))
+    for last in (2, 3, 7, 50):
+        accuracy_curves({"a": [{t: t / 50 for t in range(1, last + 1)}]}, tmp_path / "c.png", title="digits, iid")
+        axes = figures[-1].axes[0]
+        assert all(tick == int(tick) for tick in axes.get_xticks())
+        assert axes.get_title(loc="left").splitlines()[0] == "digits, iid"
+    accuracy_bars({"a": ([0.2], [0.1])}, tmp_path / "b.png", title="digits, iid")
+    assert figures[-1].axes[0].get_title(loc="left").splitlines()[0] == "digits, iid"
+
+
+def test_identical_curves_are_both_seen(tmp_path: Path) -> None:
+    same = [dict.fromkeys(range(1, 41), 0.5)]
+    accuracy_curves({"under": same, "above": same}, tmp_path / "curves.png")
+    under, above = (places(tmp_path / "curves.png", _colour(k)) for k in (0, 1))
+    for found in (under, above):
+        assert len(found[found[:, 1] < 1000]) > 300  # the chart's part; the legend stands to the right of it
+
+
 def test_no_pyplot() -> None:
     code = "import sys, fedfill.runs.pictures; sys.exit('matplotlib.pyplot' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

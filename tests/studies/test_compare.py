@@ -51,8 +51,7 @@ def test_one_folder_for_each_run(tiny: Comparison) -> None:
         *(f"fedavg-latent_activation=sigmoid-weighting=uniform-seed{seed}" for seed in SEEDS),
         *(f"feddpms-seed{seed}" for seed in SEEDS),
         *("comparison.json", "comparison.csv", "curves.csv", "table.csv", "table.md", "table.tex"),
-        "accuracy.png",
-        "final.png",
+        *("accuracy.png", "accuracy.svg", "final.png", "final.svg"),
     }
     assert [row.label for row in tiny.rows] == LABELS
     assert tiny.seeds == (3, 1)
@@ -327,7 +326,7 @@ def test_a_row_with_one_seed_that_diverged_has_no_mean_and_no_picture(
 
     monkeypatch.setattr(comparison, "launch", launch)
     for name in ("accuracy_curves", "accuracy_bars"):
-        monkeypatch.setattr(f"fedfill.runs.pictures.{name}", lambda rows, path: drawn.append(set(rows)))
+        monkeypatch.setattr(f"fedfill.runs.pictures.{name}", lambda rows, *_: drawn.append(set(rows)))
     found = compare(["fedavg", "fedprox"], out=tmp_path, **{**ONE, "seeds": [0, 1]})
     assert drawn == [{"fedavg"}, {"fedavg"}]
     assert found.diverged == ("fedprox, seed 1: training diverged: so",)

@@ -65,8 +65,8 @@ def test_it_is_read_again_as_it_was(two: Comparison) -> None:
     assert again == two
     assert again.baseline is again.rows[0]
     assert [path.name for path in sorted(two.directory.iterdir())] == [
-        "accuracy.png", "comparison.csv", "comparison.json", "curves.csv", "fedavg-seed0", "fedavg-seed1", "final.png",
-        "moon_x-seed0", "moon_x-seed1", "table.csv", "table.md", "table.tex",
+        "accuracy.png", "accuracy.svg", "comparison.csv", "comparison.json", "curves.csv", "fedavg-seed0", "fedavg-seed1", "final.png",
+        "final.svg", "moon_x-seed0", "moon_x-seed1", "table.csv", "table.md", "table.tex",
     ]  # fmt: skip
 
 

@@ -16,6 +16,7 @@ from fedfill.cli.answers import grid, study
 from fedfill.cli.commands import compare, measure, partition, reproduce, resume, run, synthesise
 from fedfill.cli.listing import list_names
 from fedfill.cli.progress import err
+from fedfill.cli.reports import report
 from fedfill.cli.terminal import out
 from fedfill.cli.use import export, predict
 from fedfill.errors import FedfillError
@@ -47,7 +48,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-for command in (study, run, resume, compare, grid, reproduce, export, predict, synthesise, measure, partition):
+for command in (study, run, resume, compare, grid, reproduce, report, export, predict, synthesise, measure, partition):
     app.command()(command)
 app.command("list")(list_names)
 app.add_typer(deploy.app, name="deploy")

@@ -1,4 +1,4 @@
-"""Pictures of data: who holds which classes, and what the samples look like.
+"""Pictures of data: who holds which classes, and what the samples look like. Charts are written as PNG and, beside it, as SVG.
 
 Drawn on matplotlib's figures without pyplot, so that nothing global is touched and no display is needed.
 """
@@ -13,15 +13,19 @@ from typing import Any
 
 import numpy as np
 import torch
+from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from fedfill.data.samples import Samples
 from fedfill.errors import FedfillError
 
 INK = "#333333"
 DPI = 150
+_DASHES: tuple[Any, ...] = ("-", "--", ":", "-.", (0, (5, 1)), (0, (1, 3)), (0, (8, 2, 1, 2, 1, 2)), (0, (12, 3)))
+_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<")
 
 
 def heat_map(
@@ -95,7 +99,7 @@ def heat_map(
         bar.set_label("samples", color=INK)
         bar.outline.set_visible(False)
         bar.ax.tick_params(colors=INK, labelsize=8)
-    _save(figure, Path(path))
+    _save(figure, Path(path), "png")  # a report has it as SVG
 
 
 def image_grid(
@@ -154,15 +158,16 @@ def image_grid(
         "" if below is None else ", and below each its nearest"
     )
     axes.set_title(title, loc="left", color=INK, fontsize=11, pad=10)
-    _save(figure, Path(path))
+    _save(figure, Path(path), "png")  # pixels: drawn lines would not make it sharper
 
 
-def accuracy_curves(curves: Mapping[str, Sequence[Mapping[int, float]]], path: Path | str) -> None:
+def accuracy_curves(curves: Mapping[str, Sequence[Mapping[int, float]]], path: Path | str, title: str = "") -> None:
     """A picture of the accuracy per round: a line for the mean over seeds, a band from the lowest to the highest seed.
 
     Args:
         curves: By label, for each seed the accuracies by round, as shares; of a label's seeds the same rounds.
-        path: The PNG file to write; replaced in one step where it exists.
+        path: The PNG file to write, with an SVG file beside it; replaced in one step where they exist.
+        title: Data set and partition, such as a comparison's title; empty: nothing is said of them.
 
     Raises:
         FedfillError: Where there is nothing to draw.
@@ -173,29 +178,44 @@ def accuracy_curves(curves: Mapping[str, Sequence[Mapping[int, float]]], path: P
     for k, (label, seeds) in enumerate(curves.items()):
         rounds = list(seeds[0])
         values = 100 * np.array([[seed[t] for t in rounds] for seed in seeds])  # [seeds, rounds]
-        style: dict[str, Any] = {"marker": "o"} if len(rounds) == 1 else {}
-        axes.plot(rounds, values.mean(0), color=_colour(k), label=label, linewidth=1.6, **style)
+        # dashes show a curve below another one, and markers at places of their own a curve of the same rounds
+        every = max(1, -(-len(rounds) // 6))
+        axes.plot(
+            rounds,
+            values.mean(0),
+            color=_colour(k),
+            label=label,
+            linewidth=1.6,
+            linestyle=_DASHES[k % len(_DASHES)],
+            marker=_MARKERS[k % len(_MARKERS)],
+            markersize=4.5,
+            markevery=(k * max(1, every // 3) % every, every),
+        )
         if len(values) > 1:
             axes.fill_between(rounds, values.min(0), values.max(0), color=_colour(k), alpha=0.18, linewidth=0)
     few, many = (pick(len(seeds) for seeds in curves.values()) for pick in (min, max))
     count = f"{few} to {many}" if few < many else str(many)
     axes.set_title(
-        "accuracy per round" + (f": mean and range of {count} seeds" if many > 1 else ", one seed"),
+        _under(title) + "accuracy per round" + (f": mean and range of {count} seeds" if many > 1 else ", one seed"),
         loc="left",
         color=INK,
         fontsize=11,
     )
     _chart(axes, "round", "accuracy on the test set, percent")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1.01, 1.0))
     _save(figure, Path(path))
 
 
-def accuracy_bars(finals: Mapping[str, tuple[Sequence[float], Sequence[float | None]]], path: Path | str) -> None:
+def accuracy_bars(
+    finals: Mapping[str, tuple[Sequence[float], Sequence[float | None]]], path: Path | str, title: str = ""
+) -> None:
     """A picture of final accuracies beside those of the worst clients: a bar for the mean, a dot for each seed.
 
     Args:
         finals: By label, for each seed the accuracy on the test set and the worst client's on its own test split.
-        path: The PNG file to write; replaced in one step where it exists.
+        path: The PNG file to write, with an SVG file beside it; replaced in one step where they exist.
+        title: Data set and partition, such as a comparison's title; empty: nothing is said of them.
 
     Raises:
         FedfillError: Where there is nothing to draw.
@@ -213,7 +233,9 @@ def accuracy_bars(finals: Mapping[str, tuple[Sequence[float], Sequence[float | N
     axes.set_yticks(range(len(finals)), list(finals), fontsize=8)
     axes.invert_yaxis()
     axes.set_xlim(0, 100)
-    axes.set_title("after the last round: bars are means, dots are seeds", loc="left", color=INK, fontsize=11)
+    axes.set_title(
+        _under(title) + "after the last round: bars are means, dots are seeds", loc="left", color=INK, fontsize=11
+    )
     _chart(axes, "accuracy, percent", "")
     axes.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1.01, 1.0))
     _save(figure, Path(path))
@@ -227,7 +249,7 @@ def class_bars(
     Args:
         bars: By label, for each class a share, or None where there is nothing to show.
         class_names: The classes' names.
-        path: The PNG file to write; replaced in one step where it exists.
+        path: The PNG file to write, with an SVG file beside it; replaced in one step where they exist.
         title: Of the picture.
 
     Raises:
@@ -263,6 +285,11 @@ def class_bars(
     axes.grid(visible=False, axis="x")
     axes.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1.01, 1.0))
     _save(figure, Path(path))
+
+
+def _under(title: str) -> str:
+    """A title as a line of its own above what the picture shows."""
+    return f"{title}\n" if title else ""
 
 
 def _chart(axes: Axes, x: str, y: str) -> None:
@@ -305,15 +332,19 @@ def _step(items: int, room: int) -> int:
     return step
 
 
-def _save(figure: Figure, path: Path) -> None:
-    """Write the PNG beside its place and move it there, so that nobody ever sees half a picture."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            figure.savefig(file, format="png", bbox_inches="tight", pad_inches=0.15)
-        # mkstemp's files are readable by their owner alone
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
+def _save(figure: Figure, path: Path, *formats: str) -> None:
+    """Write the picture beside its place and move it there, so that nobody ever sees half a picture; PNG and SVG if not told."""
+    for kind in formats or ("png", "svg"):
+        place = path if kind == "png" else path.with_suffix(f".{kind}")
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{place.name}.", suffix=".tmp")
+        # the same picture is the same file: no date, and names within that follow from what is drawn
+        same: dict[str, Any] = {"metadata": {"Date": None}} if kind == "svg" else {}
+        try:
+            with os.fdopen(handle, "wb") as file, rc_context({"svg.hashsalt": "fedfill"}):
+                figure.savefig(file, format=kind, bbox_inches="tight", pad_inches=0.15, **same)
+            # mkstemp's files are readable by their owner alone
+            os.chmod(temporary, 0o644)
+            os.replace(temporary, place)
+        except BaseException:
+            os.unlink(temporary)
+            raise

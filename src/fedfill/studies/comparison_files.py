@@ -6,7 +6,6 @@ import csv
 import io
 import math
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 
 from scipy import stats
 
@@ -34,7 +33,7 @@ def write_files(comparison: Comparison) -> None:
     ):
         write_atomically(folder / name, text.encode())
     write_atomically(folder / RECORD, record(comparison))
-    _draw(comparison.rows, folder)
+    _draw(comparison)
 
 
 def _csv(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
@@ -152,17 +151,20 @@ def _latex(comparison: Comparison) -> str:
     return "\n".join([f"% {title}", rf"\begin{{tabular}}{{l{'r' * (len(header) - 1)}}}", *body, r"\end{tabular}", ""])
 
 
-def _draw(rows: Sequence[Row], folder: Path) -> None:
+def _draw(comparison: Comparison) -> None:
     from fedfill.runs.pictures import (
         accuracy_bars,
         accuracy_curves,
     )  # here: matplotlib costs every start a third of a second
 
-    whole = [row for row in rows if None not in row.results]  # the mean of those seeds that survive would flatter
+    folder = comparison.directory
+    whole = [
+        row for row in comparison.rows if None not in row.results
+    ]  # the mean of those seeds that survive would flatter
     if not whole:
         return
     curves = {row.label: [result.curve for result in row.finished] for row in whole}
     finals = {row.label: (row.values("accuracy"), row.values("worst_client_accuracy")) for row in whole}
     with writing(folder):
-        accuracy_curves(curves, folder / "accuracy.png")
-        accuracy_bars(finals, folder / "final.png")
+        accuracy_curves(curves, folder / "accuracy.png", comparison.title)
+        accuracy_bars(finals, folder / "final.png", comparison.title)
