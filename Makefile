@@ -49,7 +49,8 @@ check: $(READY) ## formatting, lint, types, the direction of imports, docstrings
 	$(BIN)/lint-imports
 	$(BIN)/pydoclint --quiet src/fedfill
 
-format: $(READY) ## format the code and mend what ruff can mend
+format: $(READY) ## format the code, mend what ruff can mend, and write what editors know of the settings
+	$(BIN)/python tools/options.py
 	$(BIN)/ruff check --fix-only
 	$(BIN)/ruff format
 

@@ -12,7 +12,7 @@ from tests.helpers import run_rounds, scripted
 from fedfill.algorithms import Update
 from fedfill.algorithms._base import _registry
 from fedfill.algorithms.fedvae import FedVAE
-from fedfill.cli.listing import when
+from fedfill.catalogue import when
 
 
 class One(torch.nn.Module):
@@ -44,7 +44,7 @@ def test_the_example_passes_the_linter():
 
 
 def test_the_example_says_when_to_use_it(example):
-    assert re.fullmatch(r"Use it \S.*\.", when(example))
+    assert re.fullmatch(r"Use it \S.*\.", when(example.__doc__))
 
 
 def test_the_example_is_server_momentum_by_hand(example):

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.2.0"
 
 __all__ = [
+    "Comparison",
     "Experiment",
     "FedfillError",
     "Result",
@@ -31,6 +32,7 @@ __all__ = [
 ]
 
 _HOME = {
+    "Comparison": "fedfill.studies.comparison",
     "Experiment": "fedfill.experiment.settings",
     "FedfillError": "fedfill.errors",
     "Result": "fedfill.experiment.summary",
@@ -52,6 +54,7 @@ if TYPE_CHECKING:
     from fedfill.experiment.settings import Experiment
     from fedfill.experiment.summary import Result
     from fedfill.studies.compare import compare
+    from fedfill.studies.comparison import Comparison
     from fedfill.studies.export import export
     from fedfill.studies.measure import measure
     from fedfill.studies.report import report
@@ -60,6 +63,11 @@ if TYPE_CHECKING:
     from fedfill.studies.study import study
     from fedfill.studies.synthesise import synthesise
     from fedfill.studies.use import load, predict
+
+
+def __dir__() -> list[str]:
+    """All public names, those that are not imported yet among them."""
+    return sorted({*globals(), *__all__})
 
 
 def __getattr__(name: str) -> Any:

@@ -12,7 +12,7 @@ import pytest
 from click.testing import Result
 from tests.cli.calls import TINY, fedfill_
 
-from fedfill.cli.progress import progress
+from fedfill.runs.progress import progress
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,8 @@ from tests.data.made import assert_covers, says
 from tests.helpers import refused
 
 from fedfill.data.division import federate
-from fedfill.data.partitions import NAMES, from_partitioner, parse, partition
+from fedfill.data.names import PARTITIONS, parse
+from fedfill.data.partitions import from_partitioner, partition
 from fedfill.data.skew import multimodal
 
 LABELS = np.arange(1000) % 10
@@ -112,7 +113,7 @@ def test_a_number_of_clients_is_needed_where_no_domain_tells_it() -> None:
 def test_parse_knows_every_listed_name() -> None:
     examples = {
         usage: usage.replace("BETA", "0.5").replace("SHARES", "0.7,0.3").replace("C", "2").replace("K", "3")
-        for usage in NAMES
+        for usage in PARTITIONS
     }
     assert [parse(example) for example in examples.values()] == [
         ("iid", []),
@@ -202,7 +203,7 @@ def test_partitioner_that_fails_or_misdeals() -> None:
     for partitioner, facts in (
         (used, ["Contiguous", "1,000 samples", "assigned only once"]),
         (ByClass(11, "label"), ["ByClass", "client 10"]),
-        (Twice(2), ["Twice", "one client at most"]),
+        (Twice(2), ["Twice", "sample 0", "client 0", "client 1"]),
     ):
         with refused("partition") as caught:
             from_partitioner(partitioner, LABELS)

@@ -24,7 +24,8 @@ from tests.data.made import (
 from tests.helpers import refused
 
 from fedfill.data import sources
-from fedfill.data.sources import HUB, JOINED, NAMES, load
+from fedfill.data.names import DATASETS
+from fedfill.data.sources import HUB, JOINED, load
 from fedfill.tree import sha256
 
 
@@ -131,7 +132,7 @@ def test_a_download_that_breaks_off_is_one_sentence(monkeypatch: pytest.MonkeyPa
 
 
 def test_every_name_is_bundled_or_on_the_hub() -> None:
-    assert set(NAMES) == {"digits", *HUB, *JOINED}
+    assert set(DATASETS) == {"digits", *HUB, *JOINED}
 
 
 def test_digits_domains(tmp_path: Path) -> None:

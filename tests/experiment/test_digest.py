@@ -196,3 +196,33 @@ def test_comments_docstrings_and_layout_of_ones_own_class_move_no_digest(
     first = functions(of("first", "One.", "pass", "v"))
     assert first == functions(of("second", "Two.", "pass  # nothing to do", "(v)"))
     assert first != functions(of("third", "One.", "pass", "-v"))
+
+
+STEP = 1.0
+SEEN: list[int] = []
+
+
+def _stepped(factor: float) -> float:
+    return factor * STEP
+
+
+class _Stepping(FedAvg):
+    def step(self) -> float:
+        SEEN.append(1)  # what a run may change is no part of the experiment
+        return max([_stepped(factor) for factor in (1.0, 2.0)])
+
+
+def test_what_a_class_names_in_its_file_makes_another_experiment(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = _programs(_Stepping)
+    assert [line for line in before if line.startswith(("_stepped: ", "STEP = 1.0"))] != []
+    SEEN.append(2)
+    assert _programs(_Stepping) == before
+    monkeypatch.setitem(globals(), "STEP", 2.0)
+    assert _programs(_Stepping) != before
+    monkeypatch.undo()
+
+    def _stepped(factor: float) -> float:
+        return factor + STEP
+
+    monkeypatch.setitem(globals(), "_stepped", _stepped)
+    assert _programs(_Stepping) != before

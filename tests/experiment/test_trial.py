@@ -188,7 +188,7 @@ class OnlyEvaluated(torch.nn.Module):
         (Hidden(), ("Hidden", "'seen'", "state dict")),
         (frozen(), ("Net", "nothing to train")),
         (old_weight_norm(), ("Sequential", "copied", "torch.nn.utils.parametrizations.weight_norm")),
-        (Net, (Net, "an instance of torch.nn.Module")),
+        (3, ("3", "a torch.nn.Module")),
         (None, ("None",)),
         (OnlyEvaluated(), ("OnlyEvaluated", "trained", "NotImplementedError")),
     ],

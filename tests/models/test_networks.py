@@ -12,7 +12,8 @@ from torch import nn
 from torch.nn import functional
 
 from fedfill.models.layers import Dropout, draws_from
-from fedfill.models.networks import NAMES, Classifier, ModelSettings, VAEClassifier, build, choose, described
+from fedfill.models.names import NAMES
+from fedfill.models.networks import Classifier, ModelSettings, VAEClassifier, build, choose, described
 from fedfill.models.residual import BasicBlock
 from fedfill.models.views import NORMALISATION, part, weights_of
 from fedfill.streams import torch_stream

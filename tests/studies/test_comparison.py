@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from tests.helpers import refused
 
-from fedfill.cli.progress import Clock, duration
 from fedfill.experiment.summary import Result
 from fedfill.experiment.verdicts import LEFT_BEHIND, NOT_CONVERGED, OWN_SPLIT
 from fedfill.runs.directory import to_json
+from fedfill.runs.progress import Clock, duration
 from fedfill.studies.comparison import Comparison, Row, Sweep, read_comparison
 from fedfill.studies.comparison_files import write_files
 from fedfill.studies.verdicts import DIVERGED, HIGHEST, NOT_SHARED, ONE_SEED, WITHIN_NOISE, of_comparison

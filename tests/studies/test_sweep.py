@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from tests.helpers import refused
 
-from fedfill.cli.progress import figure_of
 from fedfill.experiment.summary import Result
+from fedfill.runs.progress import figure_of
 from fedfill.studies.compare import compare
 from fedfill.studies.comparison import Sweep
 from fedfill.studies.sweep import candidates, validated

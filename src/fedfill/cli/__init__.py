@@ -8,21 +8,21 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
 
 import fedfill
 from fedfill.cli import deploy
 from fedfill.cli.answers import grid, study
 from fedfill.cli.commands import compare, measure, partition, reproduce, resume, run, synthesise
+from fedfill.cli.help import Grouped, GroupedGroup, example
 from fedfill.cli.listing import list_names
-from fedfill.cli.progress import err
 from fedfill.cli.reports import report
 from fedfill.cli.terminal import out
 from fedfill.cli.use import export, predict
 from fedfill.errors import FedfillError
+from fedfill.runs.progress import err
 
 
-class Sentences(TyperGroup):
+class Sentences(GroupedGroup):
     """Answers a user's slip with one sentence and exit code 2, and Ctrl-C with a word on what is kept and code 130."""
 
     def invoke(self, ctx: Any) -> Any:
@@ -44,13 +44,31 @@ app = typer.Typer(
     cls=Sentences,
     help="Federated learning when clients' data differ, with the gaps filled by synthetic data.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+EXAMPLES = {
+    "study": ("fedfill study --data ./photos --partition dirichlet:0.3 --clients 8 --budget 10m",),
+    "report": ("fedfill report runs/compare --out report.html",),
+    "export": ("fedfill export runs/NAME --to model",),
+    "predict": ("fedfill predict model photo.png more/",),
+    "run": (
+        "fedfill run fedavg --data digits --partition dirichlet:0.1 --rounds 20",
+        "fedfill run my.py:Mine --data ./photos",
+    ),
+    "resume": ("fedfill resume runs/NAME --rounds 50",),
+    "compare": ("fedfill compare fedavg fedprox:mu=0.1 local --data digits --rounds 20 --seeds 0,1,2",),
+    "grid": ("fedfill grid grid.toml --out runs/grid",),
+    "reproduce": ("fedfill reproduce feddpms-table1-fmnist --data-dir DATA --seeds 0",),
+    "synthesise": ("fedfill synthesise runs/NAME --per-class 200 --out made.safetensors",),
+    "measure": ("fedfill measure runs/NAME --ceiling",),
+    "partition": ("fedfill partition --data ./photos --partition classes:2 --clients 10",),
+    "list": ("fedfill list algorithms", "fedfill list settings feddpms"),
+}
+"""Under the help of each command."""
 for command in (study, run, resume, compare, grid, reproduce, report, export, predict, synthesise, measure, partition):
-    app.command()(command)
-app.command("list")(list_names)
+    app.command(cls=Grouped, epilog=example(*EXAMPLES[command.__name__]))(command)
+app.command("list", cls=Grouped, epilog=example(*EXAMPLES["list"]))(list_names)
 app.add_typer(deploy.app, name="deploy")
 
 

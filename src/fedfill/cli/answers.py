@@ -14,9 +14,9 @@ from rich.table import Table
 import fedfill
 from fedfill.cli.commands import numbers_of
 from fedfill.cli.options import FIELDS, Options, takes
-from fedfill.cli.progress import progress, stages
 from fedfill.cli.terminal import out as screen
 from fedfill.cli.terminal import paragraph, percent, size, tell
+from fedfill.runs.progress import progress, stages
 
 if TYPE_CHECKING:
     from fedfill.studies.study import Study
@@ -54,7 +54,7 @@ def study(
         ),
     ] = Path("runs/study"),
 ) -> None:
-    """Find out which method suits these clients: look, screen, compare, recommend."""
+    """Find out which method suits these clients, and why."""
     for given_above in ("algorithm", "seed"):
         options.pop(given_above, None)
     with stages() as begin:
@@ -66,7 +66,7 @@ def study(
 
         found = fedfill.study(
             seeds=numbers_of(seeds), goal=goal, budget=budget, out=out, on_stage=on_stage,
-            on_run=lambda label, seed: follow(f"{label}, seed {seed}"), **options,
+            on_run=lambda label, seed: follow(f"{label}, seed {seed}"), quiet=True, **options,
         )  # fmt: skip
     print_study(found)
 

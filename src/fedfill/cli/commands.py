@@ -10,9 +10,15 @@ import typer
 import fedfill
 from fedfill.cli import terminal
 from fedfill.cli.options import FIELDS, Options, Out, Track, takes
-from fedfill.cli.progress import progress
+from fedfill.cli.slips import check_algorithms, completer
 from fedfill.errors import FedfillError, checked
 from fedfill.experiment.settings import DATA, INCIDENTAL, PLACES, Experiment
+from fedfill.runs.progress import progress
+
+Moved = Annotated[
+    str | None,
+    typer.Option(metavar="FILE.py:NAME", help="Where that part of your own lies now. [default: where it lay]"),
+]
 
 if TYPE_CHECKING:
     from fedfill.experiment.loop import OnRound
@@ -22,7 +28,11 @@ if TYPE_CHECKING:
 def run(
     options: Options,
     algorithm: Annotated[
-        str | None, typer.Argument(help="A name of 'fedfill list algorithms'; may stand in --config instead.")
+        str | None,
+        typer.Argument(
+            help="A name of 'fedfill list algorithms' or FILE.py:NAME; may stand in --config instead.",
+            autocompletion=completer("algorithm"),
+        ),
     ] = None,
     out: Out = None,
     track: Track = None,
@@ -32,8 +42,11 @@ def run(
         raise FedfillError(
             "algorithm: none is given; name one of 'fedfill list algorithms' or give a --config that does"
         )
+    check_algorithms([algorithm])
     with progress() as follow:
-        result = fedfill.run(algorithm, out=out, on_round=tracked(track, algorithm, follow(algorithm)), **options)
+        result = fedfill.run(
+            algorithm, out=out, on_round=tracked(track, algorithm, follow(algorithm)), quiet=True, **options
+        )
     terminal.print_result(result)
 
 
@@ -44,14 +57,25 @@ def run(
     extra="Where the file lies now whose samples the clients have beside their own. [default: the run's]",
 )
 def resume(
-    options: Options, directory: Annotated[Path, typer.Argument(help="A run directory.")], track: Track = None
+    options: Options,
+    directory: Annotated[Path, typer.Argument(help="A run directory.")],
+    algorithm: Moved = None,
+    model: Moved = None,
+    partition: Moved = None,
+    data: Annotated[
+        str | None, typer.Option(metavar="PATH", help="Where data that have a path lie now. [default: where they lay]")
+    ] = None,
+    track: Track = None,
 ) -> None:
     """Continue a run that was stopped, or give one more rounds.
 
-    What is not given stays as it was in the run, whatever the default.
+    What is not given stays as it was in the run, whatever the default. Parts of your own are read from their files again.
     """
+    options |= {"algorithm": algorithm, "model": model, "partition": partition, "data": data}
     with progress() as follow:
-        result = fedfill.resume(directory, on_round=tracked(track, directory.name, follow(directory.name)), **options)
+        result = fedfill.resume(
+            directory, on_round=tracked(track, directory.name, follow(directory.name)), quiet=True, **options
+        )
     terminal.print_result(result)
 
 
@@ -59,7 +83,11 @@ def resume(
 def compare(
     options: Options,
     algorithms: Annotated[
-        list[str], typer.Argument(help="Names, also with settings of their own: fedavg:weighting=uniform")
+        list[str],
+        typer.Argument(
+            autocompletion=completer("algorithm"),
+            help="Names or FILE.py:NAME, also with settings of their own: fedavg:weighting=uniform",
+        ),
     ],
     seeds: Annotated[
         str, typer.Option(help="Seeds, separated by commas. [default: 0,1,2]", show_default=False)
@@ -75,15 +103,17 @@ def compare(
     """Compare algorithms over several seeds: mean ± deviation."""
     for given_above in ("algorithm", "seed"):  # a --config for one run is good for a comparison too
         options.pop(given_above, None)
+    check_algorithms(algorithms)
+    numbers = numbers_of(seeds)
     from fedfill.studies.sweep import candidates
 
-    numbers = numbers_of(seeds)
     with progress(len(numbers) * sum(len(candidates(label)) for label in algorithms)) as follow:
         comparison = fedfill.compare(
             algorithms,
             seeds=numbers,
             out=out,
             on_run=lambda label, seed: tracked(track, f"{label}-seed{seed}", follow(f"{label}, seed {seed}")),
+            quiet=True,
             **options,
         )
     terminal.print_comparison(comparison)

@@ -9,32 +9,45 @@ import typer
 
 import fedfill
 from fedfill.cli import terminal
+from fedfill.cli.help import Grouped, GroupedGroup, example
 from fedfill.cli.options import FIELDS, Options, Out, takes
-from fedfill.cli.progress import progress
+from fedfill.cli.slips import check_algorithms, completer
 from fedfill.errors import FedfillError
 from fedfill.experiment.settings import PLACES, SIMULATION
+from fedfill.runs.progress import progress
 
 app = typer.Typer(
     help="Real federations on Flower: write an app, or rehearse one.",
     no_args_is_help=True,
     rich_markup_mode=None,
+    cls=GroupedGroup,
 )
 
 
-@app.command()
+@app.command(cls=Grouped, epilog=example("fedfill deploy rehearse fedavg --clients 3 --rounds 2"))
 @takes(FIELDS - SIMULATION, settings=True)
 def rehearse(
     options: Options,
-    algorithm: Annotated[str, typer.Argument(help="A name of 'fedfill list algorithms'.")],
+    algorithm: Annotated[
+        str,
+        typer.Argument(
+            help="A name of 'fedfill list algorithms', or FILE.py:NAME.", autocompletion=completer("algorithm")
+        ),
+    ],
     out: Out = None,
 ) -> None:
     """Run an experiment on real Flower processes of this machine."""
+    check_algorithms([algorithm])
     with progress() as follow:
-        result = fedfill.run(algorithm, out=out, on_round=follow(algorithm), **{**options, "engine": "flower"})
+        result = fedfill.run(
+            algorithm, out=out, on_round=follow(algorithm), quiet=True, **{**options, "engine": "flower"}
+        )
     terminal.print_result(result)
 
 
-@app.command()
+@app.command(
+    cls=Grouped, epilog=example("fedfill deploy init app fedavg --clients 4 --class-names no,yes --shape 1x28x28")
+)
 @takes(
     # the hosts have the data and their own machines
     FIELDS - SIMULATION - PLACES - {"data_fraction", "domain_fractions", "partition", "device"},
@@ -46,7 +59,11 @@ def init(
     options: Options,
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="New folder of the app.")],
     algorithm: Annotated[
-        str | None, typer.Argument(help="A name of 'fedfill list algorithms'. [default: fedavg]")
+        str | None,
+        typer.Argument(
+            help="A name of 'fedfill list algorithms'. [default: fedavg]",
+            autocompletion=completer("algorithm"),
+        ),
     ] = None,
     name: Annotated[
         str,
@@ -64,6 +81,7 @@ def init(
     """Write the app of a deployment, and how to start every party."""
     from fedfill.deployment.app import init_app
 
+    check_algorithms([algorithm or "fedavg"])
     names = None if class_names is None else [word.strip() for word in class_names.split(",")]
     options["engine"] = "flower"
     place = init_app(Path(folder), algorithm or "fedavg", name=name, class_names=names, shape=_shape(shape), **options)

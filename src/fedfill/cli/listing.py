@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterable
-from importlib import import_module
 from typing import Annotated
 
 import typer
 from rich.table import Table
 
+from fedfill.catalogue import built_in, require_algorithm
 from fedfill.cli.options import words_of
 from fedfill.cli.terminal import out
+from fedfill.data.names import DATASETS, PARTITIONS
+from fedfill.engines import NAMES as ENGINES
 from fedfill.errors import FedfillError, did_you_mean
+from fedfill.models.names import NAMES as NETWORKS
+from fedfill.own_parts import entry_points
 
 Rows = Iterable[tuple[str, ...]]
 
@@ -24,35 +27,30 @@ def list_names(
     """List algorithms, datasets, engines, models and the like."""
     kinds: dict[str, Callable[[], Rows]] = {
         "algorithms": _algorithms,
-        "datasets": lambda: _names("fedfill.data.sources"),
-        "partitions": lambda: _names("fedfill.data.partitions"),
-        "models": lambda: _names("fedfill.models.networks"),
-        "engines": lambda: _names("fedfill.engines"),
+        "datasets": DATASETS.items,
+        "partitions": lambda: [*PARTITIONS.items(), *_offered("partitions")],
+        "models": lambda: [*NETWORKS.items(), *_offered("models")],
+        "engines": ENGINES.items,
         "settings": lambda: settings_of(algorithm),
     }
     if what not in kinds:
         raise FedfillError(f"list: found '{what}'; {did_you_mean(what, kinds)}")
+    if what == "settings" and algorithm is not None:
+        require_algorithm(algorithm)  # before torch is imported
     table = Table(show_header=False, box=None, pad_edge=False)
     for row in kinds[what]():
         table.add_row(*row)
     out.print(table)
 
 
-def _names(room: str) -> Rows:
-    names: dict[str, str] = import_module(room).NAMES
-    return names.items()
-
-
 def _algorithms() -> Rows:
-    from fedfill.algorithms import known_algorithms
-
-    return [(name, when(kind)) for name, kind in known_algorithms().items()]
+    return sorted([*built_in().items(), *_offered("algorithms")])
 
 
-def when(algorithm: type) -> str:
-    """When to use an algorithm: the line of its docstring that begins with "Use it"; without one, the first."""
-    lines = inspect.cleandoc(algorithm.__doc__ or "").splitlines() or [""]
-    return next((line for line in lines if line.startswith("Use it ")), lines[0])
+def _offered(group: str) -> Rows:
+    """What installed packages offer: their names alone, as nothing of them is imported."""
+    for name, entry in entry_points(group).items():
+        yield name, f"of the package {entry.dist.name if entry.dist is not None else entry.module}"
 
 
 def settings_of(algorithm: str | None) -> list[tuple[str, str, str]]:

@@ -17,10 +17,11 @@ import typer
 from typer.models import ArgumentInfo
 
 from fedfill import __version__
+from fedfill.cli.slips import check_options, completer
 from fedfill.errors import FedfillError, checked
-from fedfill.experiment.settings import Experiment, over
+from fedfill.experiment.settings import GROUPS, HEADINGS, TABLES, Experiment, group_of, over
 
-FIELDS = frozenset(Experiment.model_fields) - {"algorithm", "settings", "model_settings"}
+FIELDS = frozenset(Experiment.model_fields) - TABLES - {"algorithm"}
 """Fields that are options; the algorithm is an argument, and settings are given by --set."""
 
 Options = dict[str, Any]
@@ -36,7 +37,7 @@ Out = Annotated[Path | None, typer.Option(help="Run directory. [default: one bel
 
 
 def _parameter(name: str, kind: Any, *flags: str, **info: Any) -> inspect.Parameter:
-    option = typer.Option(None, *flags, **info)
+    option = typer.Option(None, *flags, autocompletion=completer(name), **info)
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=option, annotation=kind)
 
 
@@ -45,6 +46,7 @@ _SETTINGS = (
         "setting",
         list[str] | None,
         "--set",
+        rich_help_panel=GROUPS[""],
         metavar="KEY=VALUE",
         help="A setting of the algorithm, its training or the network; may be repeated. "
         "See 'fedfill list settings ALGORITHM'.",
@@ -52,6 +54,7 @@ _SETTINGS = (
     _parameter(
         "config",
         Path | None,
+        rich_help_panel=GROUPS[""],
         help="TOML file with these options (data_dir for --data-dir) and a [settings] table, such as the experiment.toml "
         "of a run. Options given here win.",
     ),
@@ -76,7 +79,10 @@ def takes(fields: Collection[str], *, settings: bool = False, **helps: str) -> C
             parameter.replace(annotation=hints[name], kind=inspect.Parameter.KEYWORD_ONLY)
             for name, parameter in list(inspect.signature(command).parameters.items())[1:]
         ]
-        made = [_option(name, helps.get(name)) for name in Experiment.model_fields if name in fields]
+        ordered = sorted(
+            Experiment.model_fields, key=lambda name: HEADINGS.index(group_of(Experiment.model_fields[name]))
+        )
+        made = [_option(name, helps.get(name)) for name in ordered if name in fields]
         parameters = [*own, *made, *(_SETTINGS if settings else ())]
         places = {name: f"has an option of its own, {_flag(name)}" for name in FIELDS | {p.name for p in own}}
         arguments = [p.name for p in own if isinstance(p.annotation.__metadata__[0], ArgumentInfo)]
@@ -86,6 +92,7 @@ def takes(fields: Collection[str], *, settings: bool = False, **helps: str) -> C
         def answered(**given: Any) -> None:
             mine = {parameter.name: given[parameter.name] for parameter in own}
             options = _merged(given, given.get("config"), given.get("setting") or (), places)
+            check_options(options, data="partition" in fields)
             if "algorithm" in mine:
                 mine["algorithm"] = options.pop("algorithm", None)
             command(options, **mine)
@@ -124,7 +131,13 @@ def _option(name: str, text: str | None) -> inspect.Parameter:
     elif words:
         kind = str  # `Experiment` has the sentence for a wrong one
     metavar = f"[{'|'.join(words)}]" if words else None
-    return _parameter(name, kind | None, metavar=metavar, help=text or help_of(name))
+    return _parameter(
+        name,
+        kind | None,
+        metavar=metavar,
+        help=text or help_of(name),
+        rich_help_panel=group_of(Experiment.model_fields[name]),
+    )
 
 
 def _flag(name: str) -> str:
@@ -157,6 +170,8 @@ def _merged(
         version = document.pop("version", __version__)
         checked(Experiment, {"algorithm": "", **document}, "config")
         own, models = document.pop("settings", {}), document.pop("model_settings", {})
+        for what, word in document.pop("own", {}).items():  # with the settings that stand behind the name in `own`
+            (own if what in own else document)[what] = word + "".join(str(own.get(what, "")).partition(":")[1:])
         if version != __version__:  # nobody asked for what 0.1.0 recorded of networks that don't have it
             from fedfill.models.networks import applicable
 

@@ -12,9 +12,9 @@ from rich.table import Table
 
 import fedfill
 from fedfill.cli.options import Options, takes
-from fedfill.cli.progress import err
 from fedfill.cli.terminal import MOST_ROWS, READABLE, out, tell
 from fedfill.errors import FedfillError
+from fedfill.runs.progress import err
 
 if TYPE_CHECKING:
     from fedfill.studies.export import Exported

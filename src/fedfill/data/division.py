@@ -12,8 +12,9 @@ import numpy as np
 from fedfill.data import partitions
 from fedfill.data.dataset import Source, check_alike, together
 from fedfill.data.federation import ClientData, Federation, fingerprint, take
+from fedfill.data.names import parse
 from fedfill.data.objects import from_python
-from fedfill.data.partitions import Partitioner
+from fedfill.data.partitions import Partition
 from fedfill.data.samples import Samples
 from fedfill.data.sources import load
 from fedfill.data.stratified import Indices, hold_out
@@ -26,7 +27,7 @@ def federate(
     *,
     data_dir: Path | str | None = None,
     fraction: float = 1.0,
-    partition: str | Partitioner | None = None,
+    partition: Partition | None = None,
     clients: int | None = None,
     seed: int,
     client_test: float = 0.1,
@@ -47,8 +48,9 @@ def federate(
         data: A name (see `sources.load`), a Python form (see `objects.from_python`) or a list of forms, one per client.
         data_dir: Where data sets lie, for a name.
         fraction: The share of the training set to use, stratified by class and domain, above 0 and up to 1.
-        partition: A spec such as ``"dirichlet:0.5"``, or a `flwr_datasets` partitioner.
-        clients: How many clients; for a list or a partitioner None, or the number that it has.
+        partition: A spec such as ``"dirichlet:0.5"``, a list of indices for each client, a function (see
+            `partitions.from_function`), or a `flwr_datasets` partitioner.
+        clients: How many clients; for lists or a partitioner None, or the number that they have.
         seed: The experiment's seed.
         client_test: The share of each client's samples, stratified by class, that becomes its own test split, 0..0.5.
         labelled_per_client: How many of each client's training samples keep their labels, at least 1, stratified by class;
@@ -129,7 +131,7 @@ def _given(given: list[Source], fraction: float, clients: int | None, seed: int)
 
 
 def _divided(
-    source: Source, fraction: float, shares: dict[int, float], partition: str | Partitioner | None,
+    source: Source, fraction: float, shares: dict[int, float], partition: Partition | None,
     clients: int | None, seed: int, client_test: float,
 ) -> Federation:  # fmt: skip
     """The federation of a data set whose samples a partition divides."""
@@ -140,7 +142,7 @@ def _divided(
     labels = train.labels.numpy()
     parts, how = _parts(partition, labels, clients, seed, domains)
     notes = [source.note, how]
-    by_domain = isinstance(partition, str) and partitions.parse(partition)[0] == "domain"
+    by_domain = isinstance(partition, str) and parse(partition)[0] == "domain"
     if source.domains is not None and not by_domain:
         notes.append(f"The domains of the data ({', '.join(source.domains.names)}) are one pool to this partition.")
     if fraction < 1:
@@ -203,7 +205,7 @@ def _chosen(source: Source, fraction: float, shares: dict[int, float], seed: int
 
 
 def _parts(
-    partition: str | Partitioner | None, labels: Indices, clients: int | None, seed: int, domains: Indices | None
+    partition: Partition | None, labels: Indices, clients: int | None, seed: int, domains: Indices | None
 ) -> tuple[list[Indices], str]:
     """The index arrays, and a sentence on where they come from."""
     if isinstance(partition, str):
@@ -215,9 +217,24 @@ def _parts(
         if clients is not None and clients != len(parts):
             raise FedfillError(f"clients: found {clients}, but the {kind} makes {len(parts)} partitions")
         return parts, f"Partition: by the {kind}, into {len(parts):,} clients; its draws come from its own seed."
+    if isinstance(partition, list | tuple):
+        parts = partitions.from_indices(partition, len(labels), "the list")
+        if clients is not None and clients != len(parts):
+            raise FedfillError(f"clients: found {clients}, but the partition has {len(parts)} lists of indices")
+        return parts, f"Partition: lists of indices, one for each of {len(parts):,} clients."
+    if partitions.is_function(partition):
+        if clients is None:
+            raise FedfillError("clients: a number is needed to divide the data by a function")
+        parts = partitions.from_function(partition, labels, clients, seed)
+        name = getattr(partition, "__name__", kind)
+        return (
+            parts,
+            f"Partition {name}, a function of your own: {len(labels):,} training samples, {len(parts):,} clients.",
+        )
     found = "none was given" if partition is None else f"found {kind}"
     raise FedfillError(
-        f"partition: a spec such as 'dirichlet:0.5' or a flwr_datasets partitioner is needed, but {found}"
+        f"partition: {found}; allowed: a spec such as 'dirichlet:0.5', FILE.py:NAME, a function, a list of indices for each client, or a "
+        "flwr_datasets partitioner"
     )
 
 

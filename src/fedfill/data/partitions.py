@@ -8,27 +8,18 @@ else than labels.
 from __future__ import annotations
 
 import copy
-import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fedfill.data.names import parse
 from fedfill.data.skew import checked, classes, dirichlet, domain, iid, multimodal, quantity, unimodal
 from fedfill.data.stratified import Indices
-from fedfill.errors import FedfillError, did_you_mean
-
-NAMES = {
-    "iid": "clients of equal size, labels at random",
-    "dirichlet:BETA": "label skew: each class is divided by a draw from Dirichlet(BETA); a smaller BETA is more skewed",
-    "classes:C": "label skew: every client holds at most C classes, in C pieces of one class each",
-    "unimodal:C": "label skew: shards of one class and of nearly one size, C of them for each client (McMahan et al.)",
-    "multimodal:C:SHARES": "label skew: groups of clients, of these SHARES (0.8,0.2), with groups of classes and unimodal:C in each",
-    "quantity:BETA": "size skew: clients' sizes are a draw from Dirichlet(BETA), labels at random",
-    "domain:K": "feature skew: K clients (1) for each domain of data that have domains, which share it at random",
-}
-"""The partitions that a spec can name, with one line for people."""
+from fedfill.errors import FedfillError
+from fedfill.own_parts import told
+from fedfill.streams import numpy_stream
 
 
 class Partitioner(Protocol):
@@ -42,58 +33,20 @@ class Partitioner(Protocol):
         """The rows of one partition, as a `datasets.Dataset`."""
 
 
+Partition = str | Partitioner | Callable[..., Any] | Sequence[Any]
+"""A spec, a partitioner, a function of one's own, or a list of indices for each client."""
+
+
 def is_partitioner(value: Any) -> TypeGuard[Partitioner]:
     """Whether it is a `Partitioner`, by its class: most of them can't say how many partitions they make before they have data."""
     given = getattr(value, "__dict__", {})
     return all(hasattr(type(value), name) or name in given for name in ("num_partitions", "load_partition"))
 
 
-def parse(spec: str) -> tuple[str, list[float]]:
-    """A spec's name and numbers, checked as far as that goes without data.
-
-    Args:
-        spec: For example ``"iid"``, ``"dirichlet:0.5"`` or ``"multimodal:2:0.8,0.2"``.
-
-    Returns:
-        The name, and its numbers: none for ``iid``, perhaps none for ``domain``; for ``multimodal`` the classes per client
-        and then the shares.
-
-    Raises:
-        FedfillError: Where the name is unknown, or a number missing, malformed or out of range.
-    """
-    name, colon, text = spec.strip().partition(":")
-    known = [usage.partition(":")[0] for usage in NAMES]
-    if name not in known:
-        raise FedfillError(f"partition: '{spec}' is unknown; {did_you_mean(name, known)}")
-    if name == "iid" and colon:
-        raise FedfillError(f"partition: 'iid' takes no number, but '{spec}' was given")
-    if name == "iid" or (name == "domain" and not colon):
-        return name, []
-    whole = name not in ("dirichlet", "quantity")
-    things = "clients for each domain" if name == "domain" else "classes"
-    what = f"a whole number of {things}, 1 or more" if whole else "a number above 0"
-    text, colon, rest = text.partition(":") if name == "multimodal" else (text, "", "")
-    try:
-        number = int(text) if whole else float(text)
-    except ValueError:
-        found = f"'{spec}' has '{text}'" if text else f"'{spec}' has none"
-        example = f"{name}:{2 if whole else 0.5}"
-        raise FedfillError(f"partition: '{name}' needs {what}, such as '{example}', but {found}") from None
-    if not (0 < number < math.inf):
-        raise FedfillError(f"partition: '{name}' needs {what}, but '{spec}' has {text}")
-    try:
-        shares = [float(share) for share in rest.split(",")] if colon else []
-    except ValueError:
-        raise FedfillError(
-            f"partition: '{name}' takes shares of the clients, such as '{name}:2:0.8,0.2', but '{spec}' has '{rest}'"
-        ) from None
-    return name, [number, *shares]
-
-
 def partition(
     spec: str, labels: NDArray[Any], clients: int | None, seed: int, domains: NDArray[Any] | None = None
 ) -> list[Indices]:
-    """The partition that a spec names; see `NAMES`.
+    """The partition that a spec names; see `names.PARTITIONS`.
 
     Args:
         spec: Such as ``iid``, ``dirichlet:BETA`` or ``classes:C``.
@@ -166,11 +119,81 @@ def from_partitioner(partitioner: Partitioner, labels: NDArray[Any]) -> list[Ind
         ]
     except Exception as error:  # any user's object may stand here, and its complaint is what helps
         raise FedfillError(f"partition: the {kind} can't divide these {len(labels):,} samples: {error}") from error
-    for client, part in enumerate(parts):
-        if not len(part):
-            raise FedfillError(f"partition: the {kind} gave client {client} no samples")
-    if not parts or len(np.unique(np.concatenate(parts))) < sum(map(len, parts)):
+    return from_indices(parts, len(labels), f"the {kind}")
+
+
+def is_function(value: Any) -> TypeGuard[Callable[..., Any]]:
+    """Whether it divides as a function does: called with labels, a number of clients and a generator."""
+    return callable(value) and not is_partitioner(value)
+
+
+def from_function(function: Callable[..., Any], labels: NDArray[Any], clients: int, seed: int) -> list[Indices]:
+    """The index arrays that a function of one's own makes of these labels.
+
+    Args:
+        function: Called as ``function(labels, clients, generator)``, with ``[n]`` int64 labels that it may change, a number, and a
+            `numpy.random.Generator` from the experiment's seed. It returns as many lists or arrays of positions.
+        labels: ``[n]`` integers.
+        clients: How many clients.
+        seed: The experiment's seed.
+
+    Returns:
+        One sorted int64 index array per client.
+
+    Raises:
+        FedfillError: Where the function fails or what it returns is no partition.
+    """
+    name = getattr(function, "__name__", type(function).__name__)
+    labels = checked(labels, clients)
+    try:
+        parts = function(labels.copy(), clients, numpy_stream(seed, "partition of one's own"))
+        parts = list(parts)
+    except Exception as error:  # whatever a user's code may raise
+        code = getattr(function, "__code__", None)
+        where = told(error, code.co_filename) if code else f"{type(error).__name__}: {error}"
+        raise FedfillError(f"partition: {name} can't divide these {len(labels):,} samples: {where}") from error
+    if len(parts) != clients:
         raise FedfillError(
-            f"partition: the {kind} must give each sample to one client at most, and make at least one client"
+            f"partition: {name} made {len(parts):,} lists of indices; allowed: one for each of {clients:,} clients"
         )
-    return parts
+    return from_indices(parts, len(labels), name)
+
+
+def from_indices(parts: Sequence[Any], samples: int, who: str) -> list[Indices]:
+    """Lists of indices as a partition: inside the range, none twice, none of them empty; samples may be left out.
+
+    Args:
+        parts: Whole numbers from 0, one list or array per client.
+        samples: How many there are to divide.
+        who: What made the lists, for an error's sentence.
+
+    Returns:
+        One sorted int64 index array per client.
+
+    Raises:
+        FedfillError: Where they are no partition.
+    """
+    found = []
+    for client, part in enumerate(parts):
+        array = np.asarray(part)
+        if array.ndim != 1 or (len(array) and not np.issubdtype(array.dtype, np.integer)):
+            raise FedfillError(
+                f"partition: {who} gave client {client} {array.dtype} of shape {list(array.shape)}; allowed: a list of whole numbers"
+            )
+        if not len(array):
+            raise FedfillError(f"partition: {who} gave client {client} no samples; allowed: at least one")
+        if array.min() < 0 or array.max() >= samples:
+            wrong = array.min() if array.min() < 0 else array.max()
+            raise FedfillError(
+                f"partition: {who} gave client {client} the index {wrong}; allowed: 0 to {samples - 1:,}, the training samples"
+            )
+        found.append(np.sort(array.astype(np.int64)))
+    if not found:
+        raise FedfillError(f"partition: {who} made no clients; allowed: at least one")
+    held = np.sort(np.concatenate(found))
+    if len(twice := held[1:][held[1:] == held[:-1]]):
+        owners = [client for client, part in enumerate(found) if twice[0] in part]
+        raise FedfillError(
+            f"partition: {who} gave the sample {twice[0]} twice, to client {owners[0]} and to client {owners[-1]}; allowed: once"
+        )
+    return found

@@ -23,24 +23,12 @@ from fedfill.data import synthetic
 from fedfill.data.dataset import Part, Source, join, parts_of, source_of
 from fedfill.data.folders import find_layout, from_folder, holds_classes_alone, readable
 from fedfill.data.images import pixels
+from fedfill.data.names import is_place, unknown
 from fedfill.data.objects import from_dataset
 from fedfill.data.samples import Samples
-from fedfill.errors import FedfillError, did_you_mean, first_line
+from fedfill.errors import FedfillError, first_line
 
 log = logging.getLogger("fedfill")
-
-NAMES = {
-    "digits": "scikit-learn's bundled 8x8 grey digits, 1,797 samples, 10 classes; needs no download",
-    "mnist": "28x28 grey digits, 60,000 + 10,000, 10 classes",
-    "fashion_mnist": "28x28 grey clothes, 60,000 + 10,000, 10 classes",
-    "cifar10": "32x32 colour photographs, 50,000 + 10,000, 10 classes",
-    "cifar100": "32x32 colour photographs, 50,000 + 10,000, 100 classes",
-    "svhn": "32x32 colour house numbers, 73,257 + 26,032, 10 classes",
-    "usps": "16x16 grey digits, 7,291 + 2,007, 10 classes",
-    "mnist_m": "32x32 colour: MNIST's digits on patches of photographs, 59,001 + 9,001, 10 classes",
-    "digits-domains": "mnist, mnist_m, svhn and usps brought to 32x32 colour: four domains, 10 classes",
-}
-"""The data sets that are known by name, with one line for people; any folder below the data folder is known too."""
 
 HUB: dict[str, tuple[str, str | None]] = {
     "mnist": ("ylecun/mnist", None),
@@ -61,8 +49,8 @@ def load(name: str, data_dir: Path | str | None = None, size: int | None = None)
     """The data set of this name: bundled, else from the data folder, else from the Hugging Face Hub.
 
     Args:
-        name: ``digits``, a folder or a table (``NAME.csv``) below `data_dir`, one of `NAMES`, or a file of synthetic samples
-            (``NAME.safetensors``), which is tested on the test set of the data set that it was made from.
+        name: ``digits``, a folder or a table (``NAME.csv``) below `data_dir`, one of `names.DATASETS`, the path of a folder or of a table
+            (``./photos``), or a file of synthetic samples (``NAME.safetensors``), which is tested on the test set of the data set that it was made from.
         data_dir: Where tables and folders of Parquet files or images lie; the environment variable FEDFILL_DATA where None.
         size: Pixels to a side to bring every image to, grey where all are grey; None: as they are.
 
@@ -80,20 +68,24 @@ def load(name: str, data_dir: Path | str | None = None, size: int | None = None)
         return synthetic.as_source(
             synthetic.locate(name, place), lambda real, side: _load(real, place, setting, side), size
         )
-    return _load(name, place, setting, size)
+    lies = os.path.abspath(os.path.expanduser(name)) if is_place(name) else None
+    return _load(name, place, setting, size, lies)
 
 
 @functools.lru_cache(maxsize=2)
-def _load(name: str, data_dir: str | None, setting: str, size: int | None) -> Source:
+def _load(name: str, data_dir: str | None, setting: str, size: int | None, place: str | None = None) -> Source:
+    if place is not None:
+        return _at(name, Path(place), size)
     if name == "digits":
         return _digits(size)
-    log.info("reading %s", name)
     if data_dir is not None and not Path(data_dir).is_dir():
         raise FedfillError(
             f"{setting}: '{data_dir}' is not a folder; it should hold folders of Parquet files or images"
         )
     with readable(setting, Path(data_dir or ".")):
         folder = _folder(name, Path(data_dir)) if data_dir is not None else None
+    if folder is not None or name in JOINED or name in HUB:
+        log.info("reading %s", name)
     if folder is not None:
         return from_folder(name, folder, size=size)
     if name in JOINED:
@@ -104,10 +96,34 @@ def _load(name: str, data_dir: str | None, setting: str, size: int | None) -> So
     if name in HUB:
         return _from_hub(name, size)
     local = [p.name for p in Path(data_dir).iterdir() if p.is_dir() or _is_table(p)] if data_dir is not None else []
-    sentence = f"data: '{name}' is unknown; {did_you_mean(name, {*NAMES, *local})}"
+    sentence = str(unknown(name, local))
     if data_dir is not None and find_layout(Path(data_dir)) == "classes":
         sentence += f"; '{data_dir}' itself is no data set, as not each of its folders holds images"
     raise FedfillError(sentence)
+
+
+def _at(name: str, place: Path, size: int | None) -> Source:
+    """The data set of a folder or table that is named by its path, with what was found there."""
+    if not (place.is_dir() or _is_table(place)):
+        found = "no such folder or file" if not place.exists() else "a file of another kind"
+        raise FedfillError(
+            f"data: '{name}' is {found}{'' if str(place) == name else f' ({place})'}; allowed: a folder of images or Parquet files, or a table as .csv or .parquet"
+        )
+    log.info("reading %s", name)
+    source = from_folder(place.name, place, size=size)
+    shape, names = source.train.inputs.shape[1:], source.class_names
+    what = f"rows of {shape[0]} numbers"
+    if len(shape) == 3:
+        what = f"{'grey' if shape[0] == 1 else 'colour'} images of {shape[1]}x{shape[2]} pixels"
+    some = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
+    domains = (
+        "" if source.domains is None else f", {len(source.domains.names)} domains ({', '.join(source.domains.names)})"
+    )
+    found = (
+        f"Found in '{place}': {len(source.train) + len(source.test):,} {what}, {len(names)} classes ({some}){domains}; "
+        f"{len(source.train):,} for training and {len(source.test):,} as the test set."
+    )
+    return replace(source, note=f"{found} {source.note}")
 
 
 def _digits(size: int | None) -> Source:

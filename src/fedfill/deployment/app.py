@@ -80,6 +80,11 @@ def init_app(
         divided = arrange(algorithm, data=data, **options).federation
         task = replace(Task.of(divided), fingerprint="")
     prepared = arrange(algorithm, data=data, federation=task.remote(), **options)
+    for what, word in prepared.experiment.own.items():
+        raise FedfillError(
+            f"{what}: found {word}, a file that the parties of a deployment don't have; allowed: a name, and then the class given to "
+            "server_app and client_app in the app's two programs"
+        )
     place = folder.resolve()
     server = {
         "out": f"~/.fedfill/runs/{place.name}",

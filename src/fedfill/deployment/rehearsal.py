@@ -19,6 +19,7 @@ from fedfill.experiment.loop import OnRound, document_of, recorded
 from fedfill.experiment.prepare import Prepared
 from fedfill.experiment.settings import PYTHON
 from fedfill.experiment.summary import Result
+from fedfill.own_parts import entry_points
 from fedfill.runs.directory import RunDirectory, read_toml, writing
 
 log = logging.getLogger("fedfill")
@@ -121,16 +122,21 @@ def resubmit(path: Path, on_round: OnRound | None = None) -> Result:
 
 
 def _require_names(prepared: Prepared) -> None:
-    """Other processes find networks and algorithms by name alone."""
-    if prepared.experiment.model.split(":")[0] == PYTHON:
+    """Other processes find networks and algorithms by name, or in the file that the experiment names."""
+    experiment, kind = prepared.experiment, type(prepared.algorithm)
+    if experiment.model.split(":")[0] == PYTHON and "model" not in experiment.own:
         own = f"model: found a {type(prepared.model).__name__}"
-    elif type(prepared.algorithm).__module__.split(".")[0] != "fedfill":
-        own = f"algorithm: found {type(prepared.algorithm).__qualname__}"
+    elif (
+        kind.__module__.split(".")[0] != "fedfill"
+        and "algorithm" not in experiment.own
+        and kind.name not in entry_points("algorithms")
+    ):
+        own = f"algorithm: found {kind.__qualname__}"
     else:
         return
     raise FedfillError(
-        f"{own} of your own, which a rehearsal's processes can't be given; allowed with engine=flower: names, or an app of "
-        "'fedfill deploy init' to whose two programs you give it"
+        f"{own} of your own, which a rehearsal's processes can't be given; allowed with engine=flower: names, FILE.py:NAME, or an app "
+        "of 'fedfill deploy init' to whose two programs you give it"
     )
 
 

@@ -16,6 +16,7 @@ from ray.exceptions import RayError, RayTaskError
 from fedfill.engines.ray_cluster import foreign
 from fedfill.engines.ray_worker import Actor
 from fedfill.errors import FedfillError
+from fedfill.own_parts import sources
 
 START = 60.0
 """Seconds in which the next of the workers that are being started has to be ready."""
@@ -84,6 +85,8 @@ class WorkerPool:
     def _start(self) -> Worker:
         """Start a worker; its first answer says that it is ready."""
         actor = self._process()
+        if files := sources():
+            actor.execute.remote(files)  # an actor does one thing after the other, so the next finds their classes
         return Worker(actor, actor.setup.remote(self._setup))
 
     def _process(self) -> Any:

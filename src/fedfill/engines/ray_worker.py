@@ -19,6 +19,7 @@ from fedfill import tree
 from fedfill.data.samples import Samples
 from fedfill.engines.runner import ClientRunner, make_resident
 from fedfill.errors import ContractError, FedfillError
+from fedfill.own_parts import Source, execute
 from fedfill.protocol.messages import Average, Averaging, Lost, Outcome, RemoteError, reason
 from fedfill.training.evaluation import CHUNK, Scored, score, score_all
 from fedfill.tree import Record, Tree
@@ -196,6 +197,11 @@ class Actor:
     def __init__(self, path: Sequence[str]) -> None:
         sys.path.extend(folder for folder in path if folder not in sys.path)
         torch.set_num_threads(1)  # as on the local engine: the same bits for any number of workers
+
+    def execute(self, sources: Sequence[Source]) -> None:
+        """Execute the files of a user's own parts, whose classes `setup` then finds as the driver does."""
+        for source in sources:
+            execute(source, "engine")
 
     def setup(self, setup: Setup) -> None:
         """Make runner and model."""

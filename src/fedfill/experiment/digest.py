@@ -6,7 +6,7 @@ import ast
 import hashlib
 import inspect
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import CodeType, FunctionType
 from typing import Any
 
@@ -25,7 +25,9 @@ def digest(
 ) -> str:  # fmt: skip
     """16 hexadecimal digits for an experiment: version, settings, data, initial weights and code of one's own, not where it runs."""
     # one that is none counts as absent: a new setting leaves the experiments that don't use it what they were
-    settings = {k: value for k, value in experiment.items() if k not in INCIDENTAL | PLACES and value is not None}
+    settings = {
+        k: value for k, value in experiment.items() if k not in INCIDENTAL | PLACES | {"own"} and value is not None
+    }
     modules = list(model.modules())
     code = [repr(model), *_programs(algorithm, *map(type, modules)), *_values(modules)]
     identity = [version or __version__, settings, fingerprint, tree.sha256(initial), code]
@@ -33,22 +35,55 @@ def digest(
 
 
 def _programs(*classes: type) -> list[str]:
-    """The source and the constants of classes that neither fedfill nor torch vouches for, their bases included."""
-    own = {base for kind in classes for base in kind.__mro__ if not _vouched(base)}
-    found = []
-    for kind in own:
-        found.append(f"{kind.__qualname__}: {_source(kind)}")
-        for name, value in vars(kind).items():
+    """Source and constants of classes that neither fedfill nor torch vouches for, of their bases, and of what they name in their file."""
+    waiting: list[type | FunctionType] = [
+        base for kind in dict.fromkeys(classes) for base in kind.__mro__ if not _vouched(base)
+    ]
+    seen: set[type | FunctionType] = set()
+    found: set[str] = set()
+    while waiting:
+        thing = waiting.pop()
+        if thing in seen:
+            continue
+        seen.add(thing)
+        functions = [thing] if inspect.isfunction(thing) else []
+        found.add(f"{thing.__qualname__}: {_source(thing) or ''.join(_names(f.__code__) for f in functions)}")
+        for name, value in vars(thing).items() if isinstance(thing, type) else ():
             # a function may come from elsewhere, and a class may have no source
             parts = (value.fget, value.fset) if isinstance(value, property) else (getattr(value, "__func__", value),)
-            found += [
-                f"{kind.__qualname__}.{name}: {_source(f) or _names(f.__code__)}"
-                for f in parts
-                if inspect.isfunction(f)
-            ]
+            own = [part for part in parts if inspect.isfunction(part)]
+            functions += own
+            found |= {f"{thing.__qualname__}.{name}: {_source(f) or _names(f.__code__)}" for f in own}
             if not name.startswith("__") and _is_plain(value):
-                found.append(f"{kind.__qualname__}.{name} = {value!r}")
+                found.add(f"{thing.__qualname__}.{name} = {value!r}")
+        for function in functions:
+            for name, value in _beside(function):
+                if inspect.isfunction(value) or isinstance(value, type):
+                    waiting += [base for base in getattr(value, "__mro__", (value,)) if not _vouched(base)]
+                else:
+                    found.add(f"{name} = {value!r}")
     return sorted(found)
+
+
+def _beside(function: FunctionType) -> Iterator[tuple[str, Any]]:
+    """What a function of one's own names in its file: functions, classes, and constants, which no run can change."""
+    place = function.__globals__
+    if str(place.get("__name__")).split(".")[0] in _VOUCHED:
+        return
+    codes = [function.__code__]
+    while codes:
+        code = codes.pop()
+        codes += [constant for constant in code.co_consts if isinstance(constant, CodeType)]
+        for name in code.co_names:
+            value = place.get(name)
+            if inspect.isfunction(value):
+                here = value.__globals__ is place
+            elif isinstance(value, type):
+                here = value.__module__ == place.get("__name__")
+            else:
+                here = name in place and not isinstance(value, list) and _is_plain(value)
+            if here and not name.startswith("__"):
+                yield name, value
 
 
 def _values(modules: Sequence[nn.Module]) -> list[str]:
@@ -63,9 +98,9 @@ def _values(modules: Sequence[nn.Module]) -> list[str]:
     ]
 
 
-def _vouched(kind: type) -> bool:
+def _vouched(kind: type | FunctionType) -> bool:
     """Whether the version of fedfill or of a package says what it does."""
-    return kind.__module__.split(".")[0] in _VOUCHED
+    return str(kind.__module__).split(".")[0] in _VOUCHED
 
 
 def _is_plain(value: Any) -> bool:

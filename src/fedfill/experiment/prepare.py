@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -11,21 +12,25 @@ from typing import Any, get_args
 
 from torch import Tensor, nn
 
-from fedfill.algorithms import Algorithm, find, known_algorithms
+from fedfill.algorithms import Algorithm, as_algorithm, find, known_algorithms
 from fedfill.data.division import federate
 from fedfill.data.federation import Federation
+from fedfill.data.names import is_place
+from fedfill.data.partitions import is_function
 from fedfill.data.synthetic import with_extra
 from fedfill.engines import require
 from fedfill.engines.allocator import keep_freed_memory
 from fedfill.errors import FedfillError, checked, did_you_mean
 from fedfill.experiment.digest import digest
-from fedfill.experiment.settings import PYTHON, Experiment
+from fedfill.experiment.own import Network, made, network_of, origins, partition_of, word_of
+from fedfill.experiment.settings import PYTHON, TABLES, Experiment
 from fedfill.experiment.start import read_start
 from fedfill.experiment.trial import copied, require_fit, with_lone_samples_noted
 from fedfill.models.layers import with_streams
 from fedfill.models.networks import ModelSettings, build, choose, described, record_of
 from fedfill.models.pretrained import load
 from fedfill.models.views import require_parts, weights_of
+from fedfill.own_parts import load as load_own
 from fedfill.streams import derive
 from fedfill.tree import Weights
 
@@ -57,7 +62,7 @@ class Prepared:
 
 
 def prepare(
-    experiment: Experiment, *, data: Any = None, partition: Any = None, model: nn.Module | None = None,
+    experiment: Experiment, *, data: Any = None, partition: Any = None, model: Network | None = None,
     algorithm: type[Algorithm] | None = None, federation: Federation | None = None, needs: Mapping[str, str] | None = None,
 ) -> Prepared:  # fmt: skip
     """Load the data, divide it, build the network and check that everything fits together.
@@ -65,8 +70,8 @@ def prepare(
     Args:
         experiment: What to run.
         data: Data from Python in place of the experiment's name.
-        partition: A partitioner object in place of the experiment's words.
-        model: A module in place of the experiment's name.
+        partition: A partitioner object, a function or lists of indices in place of the experiment's words.
+        model: A module, or what makes one, in place of the experiment's name.
         algorithm: A class in place of the experiment's name.
         federation: The data, divided; None: as the experiment says.
         needs: What ``auto`` looks for in a network beside this algorithm's needs, and which algorithm, that shall use the
@@ -78,16 +83,19 @@ def prepare(
     Raises:
         FedfillError: Where a setting is not allowed or the parts don't fit.
     """
-    kind = algorithm or find(experiment.algorithm)
+    kind = algorithm or _kind_of(experiment)
     for what, word, given in (
         ("data", experiment.data, data),
         ("partition", experiment.partition, partition),
         ("model", experiment.model, model),
     ):
-        if given is None and word.split(":")[0] == PYTHON and (federation is None or what == "model"):
+        absent = given is None and what not in experiment.own
+        if absent and word.split(":")[0] == PYTHON and (federation is None or what == "model"):
             raise FedfillError(
                 f"{what}: this experiment's {what} came from Python; give the same again to fedfill.resume or fedfill.run there"
             )
+    if model is None:
+        model = network_of(experiment)
     require(experiment.engine)
     for name, others in (("ray_address", ("ray",)), ("gpus_per_worker", ("ray",)), ("workers", ("local", "ray"))):
         if getattr(experiment, name) and experiment.engine not in others:
@@ -155,11 +163,12 @@ def prepare(
             notes.append(load(network, model_settings.weights))
         federation = replace(federation, notes=(*federation.notes, *notes))
     else:
-        if not isinstance(model, nn.Module):
+        if not isinstance(model, nn.Module) and not callable(model):
             raise FedfillError(
-                f"model: found {model!r}; allowed: a name of 'fedfill list models' or an instance of torch.nn.Module"
+                f"model: found {model!r}; allowed: a name of 'fedfill list models', FILE.py:NAME, a torch.nn.Module, or what makes one"
             )
-        network = with_streams(copied(model))
+        network = copied(model) if isinstance(model, nn.Module) else made(model, federation, experiment.seed)
+        network = with_streams(network)
         if models := experiment.model_settings:
             raise FedfillError(
                 f"model setting: found {', '.join(models)}; these go with the built-in networks, and the model is a module of your own"
@@ -205,6 +214,19 @@ def prepare(
     return Prepared(final, settings, federation, network, weights_of(network))
 
 
+def _kind_of(experiment: Experiment) -> type[Algorithm]:
+    """The algorithm of an experiment. What its settings take as values of their own is made known first."""
+    loaded = {what: load_own(word, what) for what, word in experiment.own.items() if what not in ("model", "partition")}
+    if "algorithm" not in loaded:
+        return find(experiment.algorithm)
+    kind = as_algorithm(loaded["algorithm"], experiment.own["algorithm"])
+    if kind.name != experiment.algorithm:
+        raise FedfillError(
+            f"algorithm: {experiment.own['algorithm']} is called '{kind.name}'; allowed: '{experiment.algorithm}', as in the experiment"
+        )
+    return kind
+
+
 def sample_of(federation: Federation) -> Tensor:
     """The inputs of one sample as they are stored, ``[1, ...]``: of the test set, or of nothing."""
     return (federation.test if len(federation.test) else federation.sample).inputs[:1]
@@ -238,7 +260,7 @@ def divide(experiment: Experiment, *, data: Any = None, partition: Any = None) -
         experiment.data if data is None else data,
         data_dir=experiment.data_dir or None,
         fraction=experiment.data_fraction,
-        partition=experiment.partition if partition is None else partition,
+        partition=partition_of(experiment) if partition is None else partition,
         clients=experiment.clients,
         seed=experiment.seed,
         client_test=experiment.client_test,
@@ -278,31 +300,35 @@ def default_directory(prepared: Prepared) -> Path:
 
 
 def arrange(
-    algorithm: str | type[Algorithm], *, data: Any, partition: Any, model: str | nn.Module,
+    algorithm: str | type[Algorithm], *, data: Any, partition: Any, model: Network,
     federation: Federation | None = None, needs: Mapping[str, str] | None = None, **options: Any,
 ) -> Prepared:  # fmt: skip
     """The parts of an experiment from the words of `fedfill.run`, or with `federation` in place of data and partition."""
-    kind = _algorithm(algorithm)
+    kind = find(algorithm) if isinstance(algorithm, str) else as_algorithm(algorithm, repr(algorithm))
     for what, given in (("data", data), ("partition", partition), ("model", model)):
         if given is None:
             raise FedfillError(f"{what}: found None; leave it out for the default")
     options = {name: str(value) if isinstance(value, Path) else value for name, value in options.items()}
-    fields = {
-        k: v for k, v in options.items() if k in Experiment.model_fields and k not in ("settings", "model_settings")
-    }
+    fields = {k: v for k, v in options.items() if k in Experiment.model_fields.keys() - TABLES}
     own, models = split_settings(kind, {k: v for k, v in options.items() if k not in fields})
-    if isinstance(data, list) or not isinstance(partition, str):
-        fields.setdefault("clients", None)  # the list or the partitioner says how many
+    if isinstance(data, list) or not (isinstance(partition, str) or is_function(partition)):
+        fields.setdefault("clients", None)  # the lists or the partitioner say how many
+    from_files = origins({"algorithm": kind, "partition": partition, "model": model, **own})
     experiment = checked(
         Experiment,
         {
             "algorithm": kind.name,
-            "data": data if isinstance(data, str) else PYTHON,
-            "partition": "given" if isinstance(data, list) else _named(partition),
-            "model": _named(model),
+            "data": PYTHON
+            if not isinstance(data, str)
+            else os.path.abspath(os.path.expanduser(data))
+            if is_place(data)
+            else data,
+            "partition": "given" if isinstance(data, list) else word_of(partition),
+            "model": word_of(model),
             **fields,
             "settings": own,
             "model_settings": models,
+            "own": from_files,
         },
         "option",
     )
@@ -338,19 +364,3 @@ def split_settings(algorithm: type[Algorithm], values: Mapping[str, Any]) -> tup
                 )
             raise FedfillError(f"setting: {algorithm.name} has no '{name}'; {did_you_mean(name, known)}")
     return own, models
-
-
-def _algorithm(algorithm: Any) -> type[Algorithm]:
-    if isinstance(algorithm, str):
-        return find(algorithm)
-    if not isinstance(algorithm, type) or not issubclass(algorithm, Algorithm):
-        raise FedfillError(
-            f"algorithm: found {algorithm!r}; allowed: a name of 'fedfill list algorithms' or a subclass of Algorithm"
-        )
-    if "name" not in algorithm.__dict__:
-        raise FedfillError(f'algorithm: {algorithm.__qualname__} has no name of its own; give it one: name = "..."')
-    return algorithm
-
-
-def _named(thing: Any) -> str:
-    return thing if isinstance(thing, str) else f"{PYTHON}:{type(thing).__name__}"

@@ -7,6 +7,7 @@ from numbers import Integral
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic.fields import FieldInfo
 
 from fedfill.errors import FedfillError
 
@@ -15,6 +16,18 @@ Data = Annotated[T, "data"]
 Incidental = Annotated[T, "incidental"]
 Simulation = Annotated[T, "simulation"]
 Place = Annotated[T, "place"]
+Privacy = Annotated[T, "privacy"]
+
+GROUPS = {
+    "data": "Data and clients",
+    "privacy": "Privacy",
+    "simulation": "Engine and machine",
+    "incidental": "Engine and machine",
+    "": "Training",
+}
+"""Under which heading the help has a field, by the first of these words that it is marked with."""
+HEADINGS = ("Data and clients", "Training", "Privacy", "Engine and machine")
+"""In the order of the help."""
 
 PYTHON = "python"
 """Stands in ``experiment.toml`` for what came from Python, where the name of its type may follow: ``python:Net``."""
@@ -32,10 +45,10 @@ class Experiment(BaseModel):
     )
 
     algorithm: str
-    """Algorithm: a name of 'fedfill list algorithms'."""
+    """Algorithm: a name of 'fedfill list algorithms', or FILE.py:NAME of your own."""
     data: Data[str] = "digits"
-    """Data set: a name of 'fedfill list datasets', a folder or a table (NAME.csv) in the folder `data_dir`, or a file of
-    'fedfill synthesise' (FILE.safetensors)."""
+    """Data set: a name of 'fedfill list datasets', the path of a folder or of a table (./photos, ./people.csv), a name in
+    the folder `data_dir`, or a file of 'fedfill synthesise' (FILE.safetensors)."""
     data_dir: Data[Incidental[str | None]] = None
     """Folder with data sets as Parquet, images or CSV. None: $FEDFILL_DATA."""
     data_fraction: Data[float] = Field(default=1.0, gt=0, le=1)
@@ -45,7 +58,8 @@ class Experiment(BaseModel):
     image_size: Data[int | None] = Field(default=None, ge=1, le=4096)
     """Every image is brought to this many pixels on each side, in grey where all are grey. None: as they are stored."""
     partition: Data[str] = "dirichlet:0.5"
-    """How the training samples are divided among the clients: see 'fedfill list partitions'."""
+    """How the training samples are divided among the clients: see 'fedfill list partitions', or FILE.py:NAME of a
+    function of your own."""
     clients: Data[int | None] = Field(default=10, ge=1)
     """Number of clients (K). With `partition` domain there are as many as the domains need. None: as many as a list of
     data sets, the domains or a partitioner object make."""
@@ -66,7 +80,8 @@ class Experiment(BaseModel):
     seed: int = Field(default=0, ge=0)
     """Seed of everything that is drawn at random."""
     model: str = "auto"
-    """Network: see 'fedfill list models'. With auto it is one that the algorithm can use, or with `start_from` that run's."""
+    """Network: see 'fedfill list models', or FILE.py:NAME of your own. With auto it is one that the algorithm can use, or
+    with `start_from` that run's."""
     start_from: Place[str | None] = None
     """Folder of a finished run with one global model, whose final weights are the first ones here. None: as drawn."""
     engine: Simulation[str] = "local"
@@ -84,7 +99,7 @@ class Experiment(BaseModel):
     """Good replies that a call to a whole cohort needs. With fewer the run stops; 'fedfill resume' goes on from there."""
     reply_timeout: Incidental[float | None] = Field(default=None, gt=0)
     """Seconds that a client has for a reply. A later reply is left out. None: no limit."""
-    delta: float = Field(default=1e-5, gt=0, lt=1)
+    delta: Privacy[float] = Field(default=1e-5, gt=0, lt=1)
     """Delta of the privacy account, at which it gives epsilon."""
     preset: Literal["paper"] | None = None
     """Training budget: with paper, that of the algorithm's own paper. None: the same one for all algorithms."""
@@ -92,6 +107,8 @@ class Experiment(BaseModel):
     """Settings of the algorithm and its local training."""
     model_settings: dict[str, Any] = Field(default_factory=dict)
     """Settings of the built-in networks."""
+    own: dict[str, str] = Field(default_factory=dict, exclude_if=lambda value: not value)
+    """Where parts of one's own come from, by setting, as FILE.py:NAME."""
 
     @model_validator(mode="before")
     @classmethod
@@ -112,8 +129,15 @@ INCIDENTAL = _marked("incidental")
 """What may be changed at a resume: where and how it runs, and how long it waits for whom."""
 PLACES = _marked("place")
 """Where something lies that is known by what it holds: it may have moved before a resume."""
+TABLES = frozenset({"settings", "model_settings", "own"})
+"""Fields that nobody gives as they are."""
 SIMULATION = _marked("simulation")
 """Fields that a federation of real hosts does not have."""
+
+
+def group_of(field: FieldInfo) -> str:
+    """The heading of a field in the help."""
+    return next(heading for word, heading in GROUPS.items() if not word or word in field.metadata)
 
 
 def over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,17 +7,22 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from fedfill import __version__, tree
+from fedfill.data.names import is_place
 from fedfill.engines.local import processors
 from fedfill.experiment.prepare import Prepared
 from fedfill.experiment.verdicts import balanced_accuracy, of_run
 from fedfill.protocol.server import Server
+from fedfill.runs.shown import html_table
 from fedfill.training.evaluation import FAIRNESS
 from fedfill.tree import Weights
+
+if TYPE_CHECKING:
+    import pandas
 
 
 def accuracy_by_round(records: Sequence[Mapping[str, Any]]) -> dict[int, float]:
@@ -53,6 +58,38 @@ class Result:
     def was_finished(self) -> bool:
         """Whether every round had been done before, so that nothing was trained."""
         return self.resumed_after == len(self.rounds)
+
+    @property
+    def title(self) -> str:
+        """What was run, in a line."""
+        found = self.summary
+        return f"{found['algorithm']} on {found['dataset']}, {found['partition']}, {found['clients']} clients, seed {found['seed']}"
+
+    def to_frame(self) -> pandas.DataFrame:
+        """The rounds as a table: a column for each figure that is one number or word, and nothing where a round has none."""
+        import pandas  # here: it takes half a second
+
+        plain = [{k: v for k, v in record.items() if not isinstance(v, list | dict)} for record in self.rounds]
+        return pandas.DataFrame(plain).set_index("round")
+
+    def __repr__(self) -> str:
+        return f"<Result: {self.title}: accuracy {self.summary['accuracy']:.4f} after {len(self.rounds)} rounds, in {self.directory}>"
+
+    def _repr_html_(self) -> str:
+        names = (
+            "accuracy",
+            "mean_client_accuracy",
+            "worst_client_accuracy",
+            "loss",
+            "bytes_up",
+            "bytes_down",
+            "seconds",
+        )
+        rows = [(name, self.summary[name]) for name in names if self.summary.get(name) is not None]
+        cells = [(name, f"{value:.4f}" if isinstance(value, float) else f"{value:,}") for name, value in rows]
+        return html_table(
+            f"{self.title}, {len(self.rounds)} rounds", ("figure", "last round"), [*cells, ("folder", self.directory)]
+        )
 
 
 def selected(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -111,7 +148,7 @@ def summarise(
     own, held = ([len(getattr(c, part)) for c in prepared.federation.clients] for part in ("test", "validation"))
     figures = {
         "algorithm": experiment.algorithm,
-        "dataset": experiment.data,
+        "dataset": Path(experiment.data).name if is_place(experiment.data) else experiment.data,
         "partition": experiment.partition,
         "clients": experiment.clients,
         "rounds": experiment.rounds,

@@ -5,18 +5,21 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import torch
-from torch import nn
 
-from fedfill.algorithms import find, parse_variant
+from fedfill.algorithms import Algorithm, find, labels_of, parse_variant
+from fedfill.data.partitions import Partition
 from fedfill.errors import DivergedError, FedfillError, checked
 from fedfill.experiment.loop import OnRound
+from fedfill.experiment.own import Network
 from fedfill.experiment.prepare import Prepared, arrange, split_settings
 from fedfill.experiment.settings import Experiment, over, whole_numbers
 from fedfill.experiment.summary import Result
+from fedfill.options import Shared
 from fedfill.runs.directory import RunDirectory
+from fedfill.runs.progress import both, watched
 from fedfill.studies.comparison import Comparison, Row, Sweep
 from fedfill.studies.comparison_files import write_files
 from fedfill.studies.run import launch
@@ -27,20 +30,22 @@ VALIDATION = 0.1
 
 
 def compare(
-    algorithms: Sequence[str],
+    algorithms: Sequence[str | type[Algorithm]],
     *,
     seeds: Sequence[int] = (0, 1, 2),
     out: str | Path = "runs/compare",
     data: Any = "digits",
-    partition: Any = "dirichlet:0.5",
-    model: str | nn.Module = "auto",
+    partition: Partition = "dirichlet:0.5",
+    model: Network = "auto",
     on_run: Callable[[str, int], OnRound | None] | None = None,
-    **options: Any,
+    quiet: bool = False,
+    **settings: Unpack[Shared],
 ) -> Comparison:
     """Run several algorithms over several seeds; every algorithm sees the same clients and the same data for a seed.
 
     Args:
-        algorithms: Names, or names with settings of their own: ``"fedavg:latent_activation=none"``. A setting may have
+        algorithms: Names, ``"FILE.py:NAME"`` or classes of your own; texts may have settings behind them:
+            ``"fedavg:latent_activation=none"``. A setting may have
             alternatives, ``"fedprox:mu=0.001|0.01"``: every combination is run, and the clients' validation splits choose one
             for all seeds. Where none are asked for, a tenth of each client's samples is kept for these, of all algorithms.
         seeds: One run of each algorithm for each.
@@ -50,7 +55,8 @@ def compare(
         partition: As in `fedfill.run`.
         model: As in `fedfill.run`.
         on_run: Called before each run with its label and seed; returns what to call after each of its rounds.
-        **options: As in `fedfill.run`; a setting is given to those algorithms that have it.
+        quiet: As in `fedfill.run`.
+        **settings: As in `fedfill.run`; a setting is given to those algorithms that have it.
 
     Returns:
         All runs, with means and deviations; of alternatives, those of the chosen one.
@@ -58,7 +64,8 @@ def compare(
     Raises:
         FedfillError: Where anything is not allowed, nobody has a setting, or every run diverged.
     """
-    seeds = _checked(algorithms, seeds, options)
+    options: dict[str, Any] = {**settings}
+    algorithms, seeds = _checked(algorithms, seeds, options)
     asked = {label: candidates(label) for label in algorithms}
     labels = [label for expanded in asked.values() for label in expanded]
     _refuse_twice("algorithm", labels)
@@ -95,14 +102,15 @@ def compare(
 
     results: dict[str, list[Result | None]] = {label: [] for label in labels}
     diverged: dict[str, list[str]] = {label: [] for label in labels}
-    for seed in seeds:
-        for label, name, _ in variants:
-            follow = on_run(label, seed) if on_run else None
-            try:
-                results[label].append(launch(arranged(label, name, seed), _folder(out, label, seed), follow))
-            except DivergedError as error:
-                results[label].append(None)
-                diverged[label].append(f"{label}, seed {seed}: {error}")
+    with watched(quiet, len(seeds) * len(labels)) as watch:
+        for seed in seeds:
+            for label, name, _ in variants:
+                follow = both(on_run(label, seed) if on_run else None, watch(f"{label}, seed {seed}"))
+                try:
+                    results[label].append(launch(arranged(label, name, seed), _folder(out, label, seed), follow))
+                except DivergedError as error:
+                    results[label].append(None)
+                    diverged[label].append(f"{label}, seed {seed}: {error}")
     rows = tuple(_row(label, expanded, results) for label, expanded in asked.items())
     if not any(row.finished for row in rows):
         raise FedfillError(f"compare: no run came to its end; {next(filter(None, diverged.values()))[0]}")
@@ -115,21 +123,24 @@ def compare(
     return comparison
 
 
-def _checked(algorithms: Sequence[str], seeds: Sequence[int], options: Mapping[str, Any]) -> list[int]:
-    """The seeds, where these and the algorithms are lists that can be compared."""
+def _checked(
+    algorithms: Sequence[str | type[Algorithm]], seeds: Sequence[int], options: Mapping[str, Any]
+) -> tuple[list[str], list[int]]:
+    """The algorithms by name and the seeds, where these are lists that can be compared."""
     if len(algorithms) == 0 or len(seeds) == 0:  # numpy's arrays have no truth value
         raise FedfillError("compare: needs at least one algorithm and one seed")
     if "seed" in options:
         raise FedfillError("seed: a comparison has seeds, a list of them")
     if isinstance(algorithms, str) or isinstance(seeds, str):
         raise FedfillError("compare: found a text; allowed: a list of algorithms and a list of seeds")
-    for label in algorithms:
+    labels = labels_of(algorithms)
+    for label in labels:
         if not isinstance(label, str):
-            raise FedfillError(f'compare: found the algorithm {label!r}; allowed: names, such as "fedavg"')
+            raise FedfillError(f'compare: found the algorithm {label!r}; allowed: names, such as "fedavg", and classes')
     numbers = whole_numbers(seeds)
-    _refuse_twice("algorithm", algorithms)
+    _refuse_twice("algorithm", labels)
     _refuse_twice("seed", numbers)
-    return numbers
+    return labels, numbers
 
 
 def _refuse_twice(what: str, items: Sequence[object]) -> None:

@@ -8,13 +8,17 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from scipy import stats
 
 from fedfill.errors import FedfillError
 from fedfill.experiment.summary import Result
 from fedfill.runs.directory import RunDirectory, to_json
+from fedfill.runs.shown import html_table
+
+if TYPE_CHECKING:
+    import pandas
 
 RECORD = "comparison.json"
 
@@ -124,6 +128,32 @@ class Comparison:
             return None
         return paired_difference([own - base for own, base in pairs])
 
+    def to_frame(self) -> pandas.DataFrame:
+        """A line for each run, with algorithm, seed and figures; of one that diverged there are none."""
+        import pandas  # here: it takes half a second
+
+        lines = []
+        for row in self.rows:
+            for seed, result in zip(self.seeds, row.results, strict=True):
+                found = result.summary if result is not None else {}
+                figures = {name: found.get(name) for name in self._figures()}
+                lines.append({"algorithm": row.label, "seed": seed, **figures})
+        return pandas.DataFrame(lines)
+
+    def _figures(self) -> list[str]:
+        """Names of the figures that are numbers, in the order of a summary, without what all runs share."""
+        shared = {"clients", "rounds", "seed", "workers"}
+        return [k for k, v in self.first.items() if isinstance(v, int | float) and k not in shared]
+
+    def __repr__(self) -> str:
+        rows = ", ".join(f"{row.label} {_percent(row)}" for row in self.rows)
+        return f"<Comparison: {self.title}, in {self.directory}:\n {rows}>"
+
+    def _repr_html_(self) -> str:
+        cells = [(row.label, _percent(row), _versus(self.difference(row, "accuracy"))) for row in self.rows]
+        header = ("algorithm", "accuracy, %", f"difference to {self.baseline.label}")
+        return html_table(self.title, header, cells)
+
     @property
     def first(self) -> dict[str, Any]:
         """The summary of the first run that came to its end: what all runs share stands in it."""
@@ -225,3 +255,17 @@ def read_figures(path: Path) -> Result:
         raise FedfillError(f"run: {path} holds no finished run; allowed: a folder with a summary.json")
     rounds = place.rounds()
     return Result(path, summary, rounds, {}, len(rounds))
+
+
+def _percent(row: Row) -> str:
+    mean, deviation = row.figure("accuracy")
+    if mean is None:
+        return "diverged"
+    return f"{100 * mean:.2f}" + (f" ± {100 * deviation:.2f}" if deviation is not None else "")
+
+
+def _versus(difference: Difference | None) -> str:
+    if difference is None:
+        return "-"
+    width = f" ± {100 * difference.half_width:.2f}" if difference.half_width is not None else ""
+    return f"{100 * difference.mean:+.2f}{width}"

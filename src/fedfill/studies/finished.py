@@ -29,11 +29,11 @@ def require_global(place: RunDirectory, setting: str) -> None:
         )
     document = place.read_experiment(setting)
     for what in ("data", "partition", "model"):
-        if str(document.get(what)).split(":")[0] == PYTHON:
+        if str(document.get(what)).split(":")[0] == PYTHON and what not in document.get("own", {}):
             raise FedfillError(
                 f"{setting}: the {what} of {place.path} came from Python; allowed: runs whose data, partition and model have names"
             )
-    if find(str(document.get("algorithm"))).personal:
+    if _kind_of(document).personal:
         raise FedfillError(
             f"{setting}: {place.path} is a run of {document['algorithm']}, whose clients have models of their own; "
             "allowed: runs with a global model"
@@ -44,10 +44,14 @@ def require_global(place: RunDirectory, setting: str) -> None:
         )
 
 
+def _kind_of(document: Mapping[str, Any]) -> type[Algorithm]:
+    return find(str(document.get("own", {}).get("algorithm", document.get("algorithm"))))
+
+
 def require_maker(place: RunDirectory, setting: str) -> None:
     """Refuse, before data are read, a run whose algorithm makes no synthetic samples."""
     require_global(place, setting)
-    kind = find(str(place.read_experiment(setting)["algorithm"]))
+    kind = _kind_of(place.read_experiment(setting))
     if kind.synthetic is Algorithm.synthetic:
         makers = [name for name, one in known_algorithms().items() if one.synthetic is not Algorithm.synthetic]
         raise FedfillError(

@@ -106,7 +106,12 @@ def run_grid(
 
         place = folder / re.sub(r"[^\w.=+-]+", "-", words)
         found = compare(
-            grid.algorithms, seeds=grid.seeds, out=place, on_run=follow, **{**grid.options, **values, **options}
+            grid.algorithms,
+            seeds=grid.seeds,
+            out=place,
+            on_run=follow,
+            quiet=True,
+            **{**grid.options, **values, **options},
         )
         cells.append(Cell(values, found))
         # after each, so that a grid that is stopped has its first figures

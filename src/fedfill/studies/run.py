@@ -3,43 +3,79 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
-
-from torch import nn
+from typing import Any, Unpack, overload
 
 from fedfill import __version__
 from fedfill.algorithms import Algorithm
+from fedfill.data.partitions import Partition
 from fedfill.deployment.rehearsal import rehearse, resubmit
 from fedfill.errors import FedfillError, checked
 from fedfill.experiment.loop import OnRound, execute
 from fedfill.experiment.more_rounds import lengthen
+from fedfill.experiment.own import Network
 from fedfill.experiment.prepare import Prepared, arrange, default_directory, prepare
 from fedfill.experiment.settings import INCIDENTAL, PLACES, Experiment
 from fedfill.experiment.summary import Result
+from fedfill.options import Changes, Options
+from fedfill.own_parts import absolute
 from fedfill.runs.directory import RunDirectory
+from fedfill.runs.progress import both, watched
+
+
+@overload
+def run(
+    algorithm: type[Algorithm],
+    *,
+    data: Any = ...,
+    partition: Partition = ...,
+    model: Network = ...,
+    out: str | Path | None = ...,
+    on_round: OnRound | None = ...,
+    quiet: bool = ...,
+    **options: Any,  # the settings of a class of one's own are not known here
+) -> Result: ...
+
+
+@overload
+def run(
+    algorithm: str,
+    *,
+    data: Any = ...,
+    partition: Partition = ...,
+    model: Network = ...,
+    out: str | Path | None = ...,
+    on_round: OnRound | None = ...,
+    quiet: bool = ...,
+    **options: Unpack[Options],
+) -> Result: ...
 
 
 def run(
     algorithm: str | type[Algorithm],
     *,
     data: Any = "digits",
-    partition: Any = "dirichlet:0.5",
-    model: str | nn.Module = "auto",
+    partition: Partition = "dirichlet:0.5",
+    model: Network = "auto",
     out: str | Path | None = None,
     on_round: OnRound | None = None,
+    quiet: bool = False,
     **options: Any,
 ) -> Result:
     """Run one experiment.
 
     Args:
-        algorithm: A name of ``fedfill list algorithms``, or an `Algorithm` class of your own.
+        algorithm: A name of ``fedfill list algorithms``, or an `Algorithm` class of your own, as a class or as ``"FILE.py:NAME"``.
         data: A name of ``fedfill list datasets``; or ``(inputs, labels)`` arrays, with ``(test inputs, test labels)``
             behind them where there are any; a ``datasets.Dataset`` or ``DatasetDict``; a list with one of these for each client, or a
             dict with one for each domain.
-        partition: Words such as ``"dirichlet:0.5"`` or ``"domain"``, or a partitioner object of ``flwr_datasets``.
-        model: A name of ``fedfill list models``, or a ``torch.nn.Module`` that has the parts which the algorithm names.
+        partition: Words such as ``"dirichlet:0.5"`` or ``"domain"``; a list of indices for each client; a function of labels, a
+            number of clients and a ``numpy.random.Generator`` that makes such lists, also as ``"FILE.py:NAME"``; or a partitioner object of
+            ``flwr_datasets``.
+        model: A name of ``fedfill list models``; a ``torch.nn.Module`` that has the parts which the algorithm names; or a class or
+            function that makes one, given ``shape`` and ``classes`` where it has such parameters, also as ``"FILE.py:NAME"``.
         out: The run directory; None: one below ``runs/`` with a name of its own.
         on_round: Called after each round with its record and the number of rounds.
+        quiet: Show no progress. Without it one line moves on a terminal and in a notebook, and nothing is shown elsewhere.
         **options: Fields of `Experiment` (``clients``, ``rounds``, ``seed``, ``participation``, ``data_dir``, ``workers``, ...)
             and settings of the algorithm, its training and the model (``local_epochs``, ``alpha``, ``latent_activation``, ...).
 
@@ -49,8 +85,11 @@ def run(
     Raises:
         FedfillError: Where anything that was given is not allowed.
     """
-    prepared = arrange(algorithm, data=data, partition=partition, model=model, **options)
-    return launch(prepared, Path(out) if out is not None else default_directory(prepared), on_round)
+    with watched(quiet) as follow:
+        followed = follow(str(getattr(algorithm, "name", algorithm)))
+        prepared = arrange(algorithm, data=data, partition=partition, model=model, **options)
+        path = Path(out) if out is not None else default_directory(prepared)
+        return launch(prepared, path, both(on_round, followed))
 
 
 def launch(prepared: Prepared, path: Path, on_round: OnRound | None = None) -> Result:
@@ -64,15 +103,16 @@ def resume(
     directory: str | Path,
     *,
     data: Any = None,
-    partition: Any = None,
-    model: nn.Module | None = None,
-    algorithm: type[Algorithm] | None = None,
+    partition: Partition | None = None,
+    model: Network | None = None,
+    algorithm: str | type[Algorithm] | None = None,
     rounds: int | None = None,
     on_round: OnRound | None = None,
     workers: int | None = None,
     device: str | None = None,
     data_dir: str | Path | None = None,
-    **changes: Any,
+    quiet: bool = False,
+    **options: Unpack[Changes],
 ) -> Result:
     """Continue a run that was stopped or killed, or give a finished one more rounds.
 
@@ -81,7 +121,7 @@ def resume(
     Args:
         directory: The run directory.
         data: Again what came from Python, where it did.
-        partition: Likewise.
+        partition: Likewise; or ``"FILE.py:NAME"`` where its file has moved.
         model: Likewise.
         algorithm: Likewise.
         rounds: More rounds than it has; None: those that it has.
@@ -89,7 +129,8 @@ def resume(
         workers: Another number of threads than before.
         device: Another device than before.
         data_dir: Another folder with the same data.
-        **changes: Further options on how it runs and how long it waits for whom: ``min_replies``, ``reply_timeout``, ``ray_address``,
+        quiet: As in `run`.
+        **options: Further options on how it runs and how long it waits for whom: ``min_replies``, ``reply_timeout``, ``ray_address``,
             ``gpus_per_worker``; and ``start_from`` and ``extra``, where what it began with has moved.
 
     Returns:
@@ -100,6 +141,7 @@ def resume(
             otherwise with more rounds.
     """
     folder = RunDirectory(Path(directory))
+    changes: dict[str, Any] = {**options}
     if (folder.path / "deployment.toml").exists():
         given = {"data": data, "partition": partition, "model": model, "algorithm": algorithm, "workers": workers}
         given |= {"rounds": rounds, "device": device, "data_dir": data_dir, **changes}
@@ -107,13 +149,16 @@ def resume(
             raise FedfillError(
                 "resume: a deployment goes on as its app says, and no option can change it; edit the app's experiment.toml"
             )
-        return resubmit(folder.path, on_round)
+        with watched(quiet) as follow:
+            return resubmit(folder.path, both(on_round, follow(folder.path.name)))
     changes |= {"workers": workers, "device": device, "data_dir": data_dir}
-    prepared = reopen(folder, data=data, partition=partition, model=model, algorithm=algorithm, **changes)
-    if rounds is not None:
-        asked = checked(Experiment, {"algorithm": "", "rounds": rounds}, "option").rounds
-        prepared = lengthen(prepared, folder, asked)
-    return launch(prepared, folder.path, on_round)
+    with watched(quiet) as follow:
+        followed = follow(folder.path.name)
+        prepared = reopen(folder, data=data, partition=partition, model=model, algorithm=algorithm, **changes)
+        if rounds is not None:
+            asked = checked(Experiment, {"algorithm": "", "rounds": rounds}, "option").rounds
+            prepared = lengthen(prepared, folder, asked)
+        return launch(prepared, folder.path, both(on_round, followed))
 
 
 def reopen(
@@ -122,8 +167,8 @@ def reopen(
     setting: str = "resume",
     data: Any = None,
     partition: Any = None,
-    model: nn.Module | None = None,
-    algorithm: type[Algorithm] | None = None,
+    model: Network | None = None,
+    algorithm: str | type[Algorithm] | None = None,
     **changes: Any,
 ) -> Prepared:
     """What a run was started with, prepared again.
@@ -153,8 +198,12 @@ def reopen(
         raise FedfillError(f"{setting}: '{min(unknown)}' can't be changed; allowed: {', '.join(sorted(allowed))}")
     given = {key: value for key, value in changes.items() if value is not None}
     document |= {key: str(value) if isinstance(value, Path) else value for key, value in given.items()}
+    parts = {"partition": partition, "model": model, "algorithm": algorithm}
+    moved = {what: absolute(word, what) for what, word in parts.items() if isinstance(word, str)}
+    if moved:
+        document["own"] = {**document.get("own", {}), **moved}
     experiment = checked(Experiment, document, "option")
-    prepared = prepare(experiment, data=data, partition=partition, model=model, algorithm=algorithm)
+    prepared = prepare(experiment, data=data, **{what: part for what, part in parts.items() if what not in moved})
     if prepared.digest != digest:
         begun = " (nor may be the weights of start_from, where that run has changed)" if experiment.start_from else ""
         raise FedfillError(

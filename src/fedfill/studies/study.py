@@ -9,16 +9,17 @@ import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
-
-from torch import nn
+from typing import Any, Unpack
 
 from fedfill import __version__
 from fedfill.algorithms import known_algorithms
+from fedfill.data.partitions import Partition, is_function
 from fedfill.errors import FedfillError, checked
 from fedfill.experiment.loop import OnRound
+from fedfill.experiment.own import Network
 from fedfill.experiment.prepare import divide
 from fedfill.experiment.settings import Experiment, whole_numbers
+from fedfill.options import Shared
 from fedfill.runs.directory import to_json, write_atomically
 from fedfill.studies.compare import compare
 from fedfill.studies.comparison import Comparison
@@ -93,15 +94,16 @@ class Study:
 def study(
     *,
     data: Any = "digits",
-    partition: Any = "dirichlet:0.5",
-    model: str | nn.Module = "auto",
+    partition: Partition = "dirichlet:0.5",
+    model: Network = "auto",
     seeds: Sequence[int] = (0, 1, 2),
     goal: str = "auto",
     budget: str | float | None = None,
     out: str | Path = "runs/study",
     on_run: OnRun | None = None,
     on_stage: Callable[[str, int], None] | None = None,
-    **options: Any,
+    quiet: bool = False,
+    **settings: Unpack[Shared],
 ) -> Study:
     """Find out which method suits some clients.
 
@@ -119,7 +121,8 @@ def study(
         out: Folder of the stages.
         on_run: Called before each run with its label and seed; returns what to call after each of its rounds.
         on_stage: Called before each stage with its name and its number of runs.
-        **options: As in `fedfill.run`: ``rounds`` (50) are those of the last stage; ``target_epsilon`` leaves those methods
+        quiet: As in `fedfill.run`.
+        **settings: As in `fedfill.run`: ``rounds`` (50) are those of the last stage; ``target_epsilon`` leaves those methods
             alone that give a guarantee.
 
     Returns:
@@ -128,6 +131,7 @@ def study(
     Raises:
         FedfillError: Where anything is not allowed, or nothing came to its end.
     """
+    options: dict[str, Any] = {**settings}
     numbers = tuple(whole_numbers(seeds))
     if not numbers or len(set(numbers)) < len(numbers):
         raise FedfillError(f"seeds: found {list(seeds)}; allowed: at least one, each once")
@@ -160,7 +164,11 @@ def study(
         raise FedfillError("client_validation: found 0 in a study, which chooses by it; allowed: above 0")
     rounds = options.pop("rounds", 20 if private else 50)
     stages = _Stages(
-        folder, numbers, on_run, on_stage, {"data": data, "partition": partition, "model": model, **options}
+        folder,
+        numbers,
+        on_run,
+        on_stage,
+        {"data": data, "partition": partition, "model": model, "quiet": quiet, **options},
     )
 
     plan = _plan_of(held) if held is not None else None
@@ -348,7 +356,14 @@ def _held(folder: Path, request: Mapping[str, Any]) -> dict[str, Any] | None:
 def _named(data: Any, partition: Any) -> dict[str, Any]:
     given = {"data": data, "partition": partition}
     named = {name: value if isinstance(value, str) else "python" for name, value in given.items()}
-    return {**named, **({"clients": None} if isinstance(data, list) or not isinstance(partition, str) else {})}
+    return {
+        **named,
+        **(
+            {"clients": None}
+            if isinstance(data, list) or not (isinstance(partition, str) or is_function(partition))
+            else {}
+        ),
+    }
 
 
 def _commands(

@@ -7,6 +7,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -16,6 +17,11 @@ if TYPE_CHECKING:
     from fedfill.experiment.loop import OnRound
 
 err = Console(stderr=True, highlight=False, markup=False, emoji=False)
+
+
+def live() -> bool:
+    """Whether standard error shows a line that moves: a terminal, or a notebook that has the widgets for it."""
+    return err.is_terminal or (err.is_jupyter and find_spec("ipywidgets") is not None)
 
 
 class Clock:
@@ -119,7 +125,7 @@ def stages() -> Iterator[Callable[[str, int], Callable[[str], OnRound]]]:
     said: list[str] = []
 
     def announce(text: str) -> None:
-        if err.is_terminal:
+        if live():
             bar.update(task, figure=text)
         elif said[-1:] != [text]:  # a step that comes again in every round is said once
             said.append(text)
@@ -144,7 +150,7 @@ def stages() -> Iterator[Callable[[str, int], Callable[[str], OnRound]]]:
             figure = figure_of(record)
             left, of_all = clock.left(), f" of {stage or 'all'}" if clock.runs > 1 else ""
             after = "" if left is None else f"about {duration(left)} left{of_all}"
-            if not err.is_terminal:
+            if not live():
                 say(f"{label}: {when}/{total}, {figure}, {record['seconds']:.1f} s")
             elif bar.tasks[task].total != total:
                 bar.reset(task, total=total, completed=done, figure=figure, left=after)
@@ -167,7 +173,7 @@ def stages() -> Iterator[Callable[[str, int], Callable[[str], OnRound]]]:
     logger.addHandler(listener)
     logger.setLevel(logging.INFO)
     try:
-        if err.is_terminal:
+        if live():
             with bar:
                 yield begin
         else:
@@ -175,6 +181,36 @@ def stages() -> Iterator[Callable[[str, int], Callable[[str], OnRound]]]:
     finally:
         logger.removeHandler(listener)
         logger.setLevel(before)
+
+
+@contextmanager
+def watched(quiet: bool, runs: int = 1) -> Iterator[Callable[[str], OnRound | None]]:
+    """Progress of calls from Python, which is shown where a line can move and nowhere else.
+
+    Args:
+        quiet: Show none.
+        runs: How many there will be.
+
+    Yields:
+        As `progress` does, or what makes no follower.
+    """
+    if quiet or not live():
+        yield lambda label: None
+    else:
+        with progress(runs) as follow:
+            yield follow
+
+
+def both(first: OnRound | None, second: OnRound | None) -> OnRound | None:
+    """One follower of a run for two."""
+    if first is None or second is None:
+        return first or second
+
+    def on_round(record: dict[str, Any], rounds: int) -> None:
+        first(record, rounds)
+        second(record, rounds)
+
+    return on_round
 
 
 def figure_of(record: dict[str, Any]) -> str:

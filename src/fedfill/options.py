@@ -1,0 +1,414 @@
+"""Keywords of `fedfill.run` and the like, for editors and type checkers; written by ``python tools/options.py``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, TypedDict
+
+if TYPE_CHECKING:
+    from fedfill.algorithms import Algorithm
+
+
+class Shared(TypedDict, total=False):
+    """What all runs of a comparison may be given: fields of `Experiment`, and settings."""
+
+    data_dir: str | Path | None
+    """Folder with data sets as Parquet, images or CSV."""
+    data_fraction: float
+    """Share of the training set that is used, the same of each class and of each domain."""
+    domain_fractions: str | None
+    """Shares of single domains in place of `data_fraction`, such as svhn=0.2,mnist_m=0.14."""
+    image_size: int | None
+    """Every image is brought to this many pixels on each side, in grey where all are grey."""
+    clients: int | None
+    """Number of clients (K)."""
+    client_test: float
+    """Share of each client's samples that is kept as its own test split."""
+    client_validation: float | None
+    """Share of each client's other samples that is kept as its validation split."""
+    labelled_per_client: int | None
+    """How many of each client's training samples keep their labels."""
+    extra: str | Path | None
+    """File of 'fedfill synthesise', whose samples each client has beside its own labelled ones."""
+    participation: float
+    """Share of the clients that take part in a round."""
+    rounds: int
+    """Number of rounds (T)."""
+    evaluate_every: int | None
+    """Rounds from one evaluation to the next."""
+    start_from: str | Path | None
+    """Folder of a finished run with one global model, whose final weights are the first ones here."""
+    engine: str
+    """What runs the clients and carries their messages: see 'fedfill list engines'."""
+    device: str
+    """Where data and models lie: cpu, cuda, cuda:N, or auto for a GPU when there is one."""
+    workers: int | None
+    """How many clients are trained at the same time, in threads or, with `engine` ray, in processes."""
+    ray_address: str | None
+    """With `engine` ray: a running cluster to join, such as auto or HOST:6379."""
+    gpus_per_worker: float
+    """With `engine` ray: share of a GPU for each worker."""
+    min_replies: int
+    """Good replies that a call to a whole cohort needs."""
+    reply_timeout: float | None
+    """Seconds that a client has for a reply."""
+    delta: float
+    """Delta of the privacy account, at which it gives epsilon."""
+    preset: Literal["paper"] | None
+    """Training budget: with paper, that of the algorithm's own paper."""
+    local_epochs: int
+    """Passes of a client over its data in a round (E); given alone, in place of an algorithm's `local_steps`."""
+    local_steps: int | None
+    """Mini-batches in a round, in place of epochs."""
+    batch_size: int
+    """Samples in a mini-batch (B)."""
+    optimizer: Literal["adam", "adamw", "sgd"]
+    """Of the local training, fresh in each round."""
+    learning_rate: float
+    """Step size of the local training."""
+    momentum: float
+    """Of the optimizer sgd."""
+    weight_decay: float
+    """L2 penalty of the local training."""
+    lr_decay: float
+    """Factor of the learning rate every `lr_decay_every` rounds; 1 keeps it constant."""
+    lr_decay_every: int
+    """Rounds between two decays of the learning rate."""
+    buffers: Literal["average", "frozen"]
+    """Running statistics of normalisation layers: learnt and averaged like parameters (average), or left as ..."""
+    augmentation: Literal["shift", "shift_flip", "crop", "crop_colour"] | None
+    """How the images of each mini-batch are changed before it is trained on: moved (shift), moved and half of ..."""
+    trust: Literal["site", "secure", "server"]
+    """Who adds the noise of target_epsilon: each client all of it, so that nobody has to be trusted (site), ..."""
+    target_epsilon: float | None
+    """Epsilon of all sums together for one record that is added or removed; none: no noise and no guarantee."""
+    target_delta: float
+    """Delta of target_epsilon."""
+    honest: int | None
+    """With trust=secure: how many clients at least add their share and keep it to themselves; none: two thirds ..."""
+    filter_steps: int | None
+    """Exchanges in which the filters of patches are learned from all clients' images (spherical k-means), ..."""
+    centre: Literal["seeded", "federated", "mean", "prior", "wrong"] | None
+    """Centre of the features: the mean over seeded inputs (seeded), or over all clients' records, with noise ..."""
+    releases: int
+    """Among how many heads target_epsilon is divided; with head_every as many as there will be."""
+    samples: Literal["inf"] | int
+    """Draws for each class (M); inf: none, and the least upper bound of the loss on endless draws in their ..."""
+    prior: Literal["uniform", "train"]
+    """Whether classes count alike (uniform) or as in the clients' records together (train)."""
+    head: str | Algorithm | None
+    """What fits the last layer anew from sums over all clients, with its settings, such as fed3r or ccvr; ..."""
+    head_every: int | None
+    """Rounds from one new head to the next, the last round always; none: after the last round alone."""
+    head_mode: Literal["beside", "replace"]
+    """Whether a new head is evaluated and kept beside the trained one (beside), or training goes on from it ..."""
+    local: str | Algorithm | None
+    """Local objective of another algorithm with its settings, such as fedprox:mu=0.01; none: this one's own."""
+    aggregation: str | Algorithm | None
+    """Aggregation of another algorithm with its settings, such as qffl:q=1; none: this one's own."""
+    weighting: Literal["uniform", "samples"]
+    """Clients count alike: a client with more samples would have more to hide."""
+    clip: float | None
+    """Largest l2 norm of a client's update (S), running statistics of batch norm included."""
+    noise_multiplier: float
+    """Standard deviation of the noise on the sum of the updates, as a multiple of `clip` (z)."""
+    client_delta: float
+    """Delta at which each round's record gives epsilon."""
+    images_per_class: int
+    """Synthetic images of each class that the classifier is trained on."""
+    classifier_epochs: int
+    """Passes of the classifier over these images, with batch_size, optimizer and learning_rate."""
+    embedding: str
+    """What is averaged over images: words of a map of features, of conv, project, fourier, relu, unit and clip."""
+    embedding_seed: int
+    """Of the map, which is the same for everybody and public."""
+    generator_steps: int
+    """Steps of the generator's training, at the server."""
+    generator_batch: int
+    """Images of each class in a step."""
+    generator_learning_rate: float
+    """Adam's for the generator, in the first of its stages of 250 steps; each has 0.7 times the one before."""
+    generator_latent: int
+    """Size of the generator's noise."""
+    generator_width: int
+    """Channels of the generator's widest images."""
+    estimator: Literal["biased", "unbiased"]
+    """Of the distance of means: the paper's, or one without the bias of a batch's own spread (unbiased)."""
+    ridge_lambda: Literal["gcv", "evidence", "loo", "holdout"] | float
+    """Ridge penalty: chosen by generalised cross-validation (gcv) or by the evidence (evidence), both from the ..."""
+    column_norm: bool
+    """Whether each class's weights are scaled to length 1, a heuristic against uneven classes."""
+    scale: Literal["auto"] | float
+    """What the head is multiplied by, which changes no prediction: training can go on from it where its ..."""
+    covariance: Literal["shared", "class", "diagonal", "none", "full", "diag", "spherical"] | None
+    """Covariance of the classes: one for all (shared), one for each (class), variances for each (diagonal: ..."""
+    shrinkage: Literal["oas"] | float
+    """Share of a multiple of the identity in the shared covariance, by the oracle approximating rule (oas) or ..."""
+    aggregate: Literal["kd", "ens"]
+    """What makes the images: one decoder that learns from all clients' (kd), or the clients' own (ens)."""
+    latent: int | None
+    """Coordinates of the latent code."""
+    beta: float
+    """Weight of the divergence beside the reconstruction."""
+    truncation: float
+    """Latent codes are drawn from a standard normal on the condition that each coordinate is within this range."""
+    balanced: bool
+    """Whether clients' decoders are asked for all classes alike, in place of as they are in the records."""
+    average_start: bool
+    """With kd, whether the server's decoder starts from the mean of the clients' decoders, or from where these ..."""
+    decoder_samples: int
+    """With kd, images of the clients' decoders from which the server's learns."""
+    decoder_epochs: int
+    """With kd, passes over them."""
+    decoder_learning_rate: float
+    """With kd, of Adam on the server's decoder."""
+    classifier_samples: int
+    """Synthetic images on which the classifier is trained."""
+    noise: Literal["none", "dpsgd", "paper_eq3", "absolute", "sensitivity"]
+    """Noise on the gradients of the clients' conditional VAEs: none, or dpsgd, clipped per image and accounted."""
+    gan_iterations: int
+    """Steps of the generator in the pre-training, each after `gan_critic_steps` of the critic."""
+    gan_chunk: int
+    """Steps of each client's GAN between two averages, which are checkpoints as well."""
+    gan_batch_size: int
+    """Real images in a step of the critic; with noise=dpsgd the expected number."""
+    gan_critic_steps: int
+    """Steps of the critic for each of the generator."""
+    gan_learning_rate: float
+    """Of Adam, for generator and critic."""
+    gan_penalty: float
+    """Weight of the gradient penalty (gamma)."""
+    gan_latent: int
+    """Size of the generator's noise."""
+    gan_width: int
+    """Channels of the widest layers of generator and critic; the others have two and four times as many."""
+    gan_average: float
+    """Decay of a moving average of the generator that makes the images; 0: the generator itself does."""
+    vae_weight: float
+    """Weight of divergence and reconstruction loss beside the cross-entropy (lambda)."""
+    reconstruction: Literal["mse", "mse_sum", "bce_sum"]
+    """Reconstruction loss: squared error averaged over pixels (the paper), summed, or binary cross-entropy summed."""
+    reconstruction_weight: float
+    """Factor of the reconstruction loss beside the divergence; both are multiplied by vae_weight."""
+    kl: Literal["sum", "mean"]
+    """Divergence summed or averaged over the latent's coordinates."""
+    n_classes: Literal["auto"] | int
+    """Abundant and scarce classes that a client names (n); auto: the least number of classes that any client ..."""
+    alpha: Literal["auto"] | int
+    """Codes for each shared class (the quota); auto: as many as make n classes a tenth of the mean local data set."""
+    want: Literal["rarest", "missing"]
+    """What a client lacks: its n rarest classes (rarest), or all of which it has fewer than alpha records ..."""
+    only_scarce: bool
+    """Whether a recipient keeps only the classes that it asked for."""
+    n_assistants: Literal["cover"] | int
+    """Assisting clients for each recipient, chosen greedily to cover its scarce classes; cover: as many as ..."""
+    means: Literal["local", "global"]
+    """Whose records a shared mean is of: one assisting client's (local, the paper), or all clients' together, ..."""
+    sigma: float
+    """Standard deviation of the noise on each coordinate of a code; with noise=sensitivity a multiple of the ..."""
+    latent_bound: Literal["sigmoid", "clip", "none", "auto"]
+    """How codes are bounded before the mean: to [0, 1] (sigmoid), by clipping their norm (clip), or not at all ..."""
+    latent_clip: float | None
+    """Norm to which latent_bound=clip clips a code; none: half the root of the latent's size, as far as a ..."""
+    mechanism: Literal["paper", "public_filter", "single_release", "prior", "none"]
+    """What is shared: filtered noisy copies (paper), all judged by the public global model (public_filter), ..."""
+    keep: Literal["recognised", "all", "norm", "head", "norm_head"] | None
+    """Which codes are kept: those whose image the judge recognises (recognised, the paper's equation 2), or ..."""
+    release_sigma: float
+    """Noise on the one mean of single_release, at most sigma; recipients add the rest."""
+    max_candidates: int | None
+    """Draws for each class at the most, and exactly with public_filter; none: 200 times alpha."""
+    preliminary_rounds: int | None
+    """Rounds of preliminary training (T_p); none: 40 % of all rounds, the paper's best."""
+    decoder_sync: Literal["last", "every"]
+    """Average the decoders once, after the last preliminary round (the paper), or in every preliminary round."""
+    secondary_latent: Literal["sample", "mean"]
+    """What the classifier is trained on in the secondary phase: drawn codes, or the latent means that it sees ..."""
+    encoder: Literal["local", "global"]
+    """Which encoder the shared means come from: the client's own after training (the paper), or the one it ..."""
+    share_at: Literal["first_secondary", "preliminary_end"]
+    """When clients share: after training in their first secondary round (the paper), or at the end of ..."""
+    dyn_alpha: float
+    """Weight of the dynamic regulariser (alpha)."""
+    frequencies: float | None
+    """Share of the lowest frequencies, along each side of an image, that are kept; none: 5/7, and half of them ..."""
+    radius: float | None
+    """Length to which an image is shortened before it is summed, in shares of a white image's; none: 1 without ..."""
+    mix: float
+    """Share of the mean in a mixed sample (lambda)."""
+    group_size: int
+    """Samples behind a mean, at the least (M_k); 1 shares the samples themselves."""
+    first_order: bool
+    """Whether the term of first order, which has no lower bound, is trained on; false leaves it out, which is ..."""
+    floor: bool
+    """Whether no sample's loss may fall below zero, which mixup's can't either; ours, not the paper's."""
+    components: int
+    """Gaussians of each class at each client (K); one with a target_epsilon, which is of all clients' records ..."""
+    head_steps: int
+    """Mini-batches of 256 draws on which the last layer is trained."""
+    mu: float
+    """Weight of the proximal term."""
+    start_round: int | None
+    """Rounds of plain training before the first synthetic image; none: 80 % of all rounds (section 4.6)."""
+    inversion_steps: int
+    """Steps of Adam on the pixels."""
+    inversion_rate: float
+    """Step size of Adam on the pixels."""
+    statistic: Literal["std", "var"]
+    """Whether deviations or variances of the layers' inputs are matched; the paper has both words."""
+    statistics_weight: float
+    """Weight of the distance between statistics."""
+    class_weight: float
+    """Weight of the cross-entropy in the inversion."""
+    tv_weight: float
+    """Weight of the total variation in the inversion."""
+    l2_weight: float
+    """Weight of the mean squared pixel in the inversion."""
+    jitter: int
+    """Pixels by which images are rolled at random before each step of the inversion."""
+    clamp: bool | None
+    """Whether pixels are kept in the range of real images while they are made; none: where images are bytes, ..."""
+    server_epochs: int
+    """Epochs of the server on synthetic images."""
+    server_batch_size: int
+    """Samples in a mini-batch of the server."""
+    server_buffers: Literal["average", "frozen"]
+    """Whether running statistics follow the synthetic images at the server (average), or stay (frozen); with ..."""
+    augmented_classes: Literal["all", "missing"]
+    """Classes of the synthetic images: all (algorithm 2), or those of which the client has fewer than `few` ..."""
+    few: int
+    """Samples below which a class counts as missing."""
+    generate_at: Literal["client", "server_broadcast"]
+    """Who inverts the global model: each client for itself, or the server once for all of them."""
+    reuse_rounds: int
+    """Rounds for which a client goes on with the images that it made before."""
+    server_step: Literal["none", "zdas"]
+    """Whether the server then does what Fed-ZDAS's does."""
+    unlabelled_batch_size: int
+    """Samples without a label in a mini-batch."""
+    tau: float
+    """Probability above which the model's word is taken for a label."""
+    unlabelled_weight: float
+    """Weight of the loss on samples without a label (lambda_u); 0 leaves them out."""
+    flip: bool | None
+    """Whether augmentation flips images; none: where they are in colour."""
+    embedding_latent: int | None
+    """Size of the generator's noise and of the transformation's hidden layer (l); none: half an embedding's."""
+    latent_noise: Literal["normal", "uniform"]
+    """Distribution of the generator's noise: N(0, 1), or uniform in 0..1 as in the authors' program."""
+    generator_weight: float
+    """Weight of the generator's distance from real embeddings (lambda_G of equation 5)."""
+    rtnet_weight: float
+    """Weight of the transformation's closeness to real embeddings (lambda_R of equation 6)."""
+    generator_distance: Literal["mmd", "mmd_per_class", "mean_cov", "l2"]
+    """What the generator maximises: mmd, mmd_per_class, mean_cov, or l2 (to the prototypes), which has no ..."""
+    rtnet_distance: Literal["mmd", "mmd_per_class", "mean_cov", "l2"]
+    """What the transformation minimises."""
+    prototype_momentum: float
+    """Share of a mini-batch's class means in the prototypes (m)."""
+    on_real: bool
+    """Whether the head is trained on real embeddings with residuals."""
+    on_prototypes: bool
+    """Whether the head is trained on class prototypes with residuals."""
+    personalised: bool
+    """Whether residuals go through the client's transformation; if not, the generator's embeddings are used as ..."""
+    generator_rate: float | None
+    """Step size of the generator, in all rounds; none: that of the model."""
+    rtnet_rate: float | None
+    """Step size of the transformation network, in all rounds; none: that of the model."""
+    residual_schedule: Literal["exponential", "constant"]
+    """Weight of the residuals: exp(gamma (t - T)), or always 1."""
+    residual_gamma: float | None
+    """Gamma of the residuals' exponential schedule; none: 0.01."""
+    synthetic_gamma: float
+    """Gamma of the schedule of the synthetic embeddings' weight in the loss."""
+    synthetic_limit: float
+    """Largest weight of the synthetic embeddings in the loss; 0: none of them is used."""
+    generator_norm: Literal["shared", "local"]
+    """Whether the generator's batch norm is averaged, or stays with the clients."""
+    generator_every: int
+    """Mini-batches for each step of generator and transformation."""
+    mixup_alpha: float
+    """Mixing shares come from Beta(alpha, alpha); 0: samples as they are."""
+    temperature: float
+    """Temperature of the contrastive term (tau)."""
+    contrast: Literal["projection", "latent", "logits"]
+    """What is contrasted: the output of a projection head in front of the classifier (the paper), the latent ..."""
+    strategy: Literal["fixed", "adaptive"]
+    """Which layers are loaded: all but those of `keep`, or those that each client learns to load (section 3.3)."""
+    policy_batches: int
+    """With strategy=adaptive: mini-batches on which the policy is trained before each local training."""
+    policy_rate: float
+    """With strategy=adaptive: step size of the policy's Adam."""
+    policy_temperature: float
+    """With strategy=adaptive: temperature of the Gumbel-softmax."""
+    nearness: float
+    """How close a client's head stays to the shared one: lambda_i as a multiple of its number of records."""
+    personal_epochs: int | None
+    """Epochs of the fine-tuning; none: as many, or as many steps, as the local training has."""
+    q: float
+    """How much fairness weighs; 0 is the plain mean of the clients."""
+    images_per_client: int
+    """Synthetic images that each client uploads, once."""
+    real_weight: float
+    """Weight of the real images' own loss beside that of the mixtures (lambda_2 of equation 8)."""
+    server_steps: int
+    """Mini-batches of synthetic images that the server trains on after each average."""
+    relabel_rounds: int | None
+    """Rounds after which labels stay as they are; none: they never do (figure 4b)."""
+    server_learning_rate: float
+    """Step size of the server along the clients' pseudo-gradient."""
+    server_momentum: float
+    """Momentum of this step."""
+    penalty: float
+    """Ridge penalty for each record, without noise."""
+    gram_share: float
+    """Share of the privacy budget for the features' second moments; the steps have equal parts of the rest."""
+    rough: float
+    """What is added to noisy second moments, in multiples of the largest eigenvalue of their noise."""
+    steps: int | None
+    """Steps among which the budget is divided; none: as many as there are rounds."""
+    width: Literal["paper", "wide"]
+    """The paper's tables, or the widths that the authors' program uses (PReLU, batch norm, dropout)."""
+    latent_activation: Literal["sigmoid", "relu", "none"]
+    """Activation of the latent layer; FedDPMS's paper puts a sigmoid into every network, which slows down all ..."""
+    dropout: float | None
+    """Dropout of the wide networks; none: 0.2 for colour, 0 for grey, as in the authors' program."""
+    projection: int | None
+    """Size of a projection head between latent layer and classifier (MOON's network); none: no head, or 256 ..."""
+    stem: Literal["small", "imagenet"] | None
+    """Front of resnet18: a 3x3 convolution, for small images (none does the same), or ImageNet's for those of ..."""
+    features: str | None
+    """Map of the network features: steps from left to right, of conv(F), patches(F), scatter, project(d), ..."""
+    features_seed: int | None
+    """Seed of the map of the network features; none: the experiment's."""
+    frozen: Literal["encoder", "classifier"] | None
+    """Part of the network that is not trained; none: all of it is, but a map of features."""
+    last_layer: Literal["linear", "gaussian", "diagonal"] | None
+    """Last layer of the network features: linear (none does the same), or a Gaussian for each class with a ..."""
+    weights: str | Path | None
+    """File with the weights to begin with, .safetensors or a state dict as .pt or .pth, by our names or ..."""
+
+
+class Options(Shared, total=False):
+    """What one run may be given."""
+
+    seed: int
+    """Seed of everything that is drawn at random."""
+
+
+class Changes(TypedDict, total=False):
+    """What may be changed at a resume."""
+
+    extra: str | Path | None
+    """File of 'fedfill synthesise', whose samples each client has beside its own labelled ones."""
+    start_from: str | Path | None
+    """Folder of a finished run with one global model, whose final weights are the first ones here."""
+    ray_address: str | None
+    """With `engine` ray: a running cluster to join, such as auto or HOST:6379."""
+    gpus_per_worker: float
+    """With `engine` ray: share of a GPU for each worker."""
+    min_replies: int
+    """Good replies that a call to a whole cohort needs."""
+    reply_timeout: float | None
+    """Seconds that a client has for a reply."""
