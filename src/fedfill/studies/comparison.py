@@ -163,7 +163,10 @@ class Comparison:
     def title(self) -> str:
         """Data, partition and size, for tables and pictures."""
         first, several = self.first, len(self.seeds) > 1
-        rounds = f"{first['rounds']} round{'s' if first['rounds'] > 1 else ''}"
+        most = max(
+            result.summary["rounds"] for row in self.rows for result in row.finished
+        )  # some take one round alone
+        rounds = f"{most} round{'s' if most > 1 else ''}"
         seeds = f"seed{'s' if several else ''} {', '.join(map(str, self.seeds))}"
         return f"{first['dataset']}, {first['partition']}, {first['clients']} clients, {rounds}, {seeds}"
 

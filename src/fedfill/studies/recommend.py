@@ -205,7 +205,8 @@ def recommend(
     sentences.append(f"privacy: {chosen.guarantee}".rstrip("."))
     rising = [f"{c.label} ({100 * c.rising:+.1f})" for c in found if c.rising is not None and c.rising >= RISING]
     if rising:
-        short = f", and had {found[0].rounds} of {most} rounds" if 1 < max(c.rounds for c in found) < most else ""
+        had = max(candidate.rounds for candidate in found)
+        short = f", and they had {had} of {most} rounds" if had < most else ""
         sentences.append(
             f"not converged, in points over the last quarter of the rounds: {', '.join(rising)}{short}; with more rounds the answer may change"
         )
