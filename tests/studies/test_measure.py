@@ -145,7 +145,7 @@ def test_without_labels_and_with_unlabelled_samples_there_is_no_such_figure(made
 
 def test_another_folder_and_the_same_figures_again(place: Path):
     first = measure(place / "zda", oracle=place / "oracle", out=place / "deep/measures")
-    assert sorted(path.name for path in first.directory.iterdir()) == ["measures.json", "measures.png"]
+    assert sorted(path.name for path in first.directory.iterdir()) == ["measures.json", "measures.png", "measures.svg"]
     assert not (place / "zda/samples/measures.json").exists()
     again = measure(str(place / "zda"), oracle=str(place / "oracle"), device="cpu")
     assert again.document == first.document

@@ -428,7 +428,7 @@ def test_the_command_again_is_the_same_experiment(
     asked: dict[str, Any] = {}
     monkeypatch.setattr(fedfill, "run", lambda name, **given: asked.update(given, algorithm=name) or 1 / 0)
     fedfill_(*shlex.split(text.replace("\\\n", ""))[1:])
-    del asked["out"], asked["on_round"]
+    del asked["out"], asked["on_round"], asked["quiet"]
     after = arrange(asked.pop("algorithm"), **{**plan, **asked})
     assert after.digest == before.digest
 

@@ -205,7 +205,11 @@ def test_a_file_and_its_run_measured_with_so_many_have_the_same_figures(place: P
     assert (learnt["network"], learnt["steps"], learnt["synthetic"]["samples"]) == ("cnn2", 3, 60)
     assert "real" not in learnt
     for folder in ("file", "run"):
-        assert sorted(path.name for path in (tmp_path / folder).iterdir()) == ["measures.json", "measures.png"]
+        assert sorted(path.name for path in (tmp_path / folder).iterdir()) == [
+            "measures.json",
+            "measures.png",
+            "measures.svg",
+        ]
     with refused("per_class", "made.safetensors"):
         measure(place / "made.safetensors", per_class=3)
 

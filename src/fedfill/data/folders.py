@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -16,6 +17,8 @@ from fedfill.data.parquet import read_parquet
 from fedfill.data.samples import Samples
 from fedfill.data.tables import find_tables, read_tables
 from fedfill.errors import FedfillError, first_line
+
+log = logging.getLogger("fedfill")
 
 IMAGE_SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".pgm", ".ppm"})
 
@@ -61,6 +64,7 @@ def _from_folder(name: str, folder: Path, one_of_many: bool, size: int | None) -
             )
         if size is not None:
             raise FedfillError(f"image_size: found {size}, but '{tables[0]}' is a table and holds no images")
+        log.info("reading %s", name)
         train, test, columns, note = read_tables(*tables, where)
         raw = source_of(name, where, train, test)
         columns = columns.fitted(raw.train.inputs)
@@ -73,6 +77,7 @@ def _from_folder(name: str, folder: Path, one_of_many: bool, size: int | None) -
             f"{where}: '{folder}' holds neither train*.parquet files, nor train.csv, nor one folder with them, nor a train folder, nor "
             "a folder of images for each class, nor a folder for each domain with these"
         )
+    log.info("reading %s", name)
     sized = size is not None
     if layout == "domains":
         return join(

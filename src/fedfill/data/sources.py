@@ -84,7 +84,7 @@ def _load(name: str, data_dir: str | None, setting: str, size: int | None, place
         )
     with readable(setting, Path(data_dir or ".")):
         folder = _folder(name, Path(data_dir)) if data_dir is not None else None
-    if folder is not None or name in JOINED or name in HUB:
+    if name in JOINED or (folder is None and name in HUB):
         log.info("reading %s", name)
     if folder is not None:
         return from_folder(name, folder, size=size)
@@ -109,7 +109,6 @@ def _at(name: str, place: Path, size: int | None) -> Source:
         raise FedfillError(
             f"data: '{name}' is {found}{'' if str(place) == name else f' ({place})'}; allowed: a folder of images or Parquet files, or a table as .csv or .parquet"
         )
-    log.info("reading %s", name)
     source = from_folder(place.name, place, size=size)
     shape, names = source.train.inputs.shape[1:], source.class_names
     what = f"rows of {shape[0]} numbers"
