@@ -20,14 +20,10 @@ from scipy import special
 
 from fedfill.errors import FedfillError, did_you_mean
 
-log = logging.getLogger("fedfill")
-
 BOUNDS = ("none", "sigmoid", "clip")
 """How latent codes can be bounded; without a bound, no noise gives a guarantee."""
 
-_LITTLE_NOISE = 0.1
-_MANY_STEPS = 10**6
-_MANY_MECHANISMS = 10
+_LITTLE_NOISE, _MANY_STEPS, _MANY_MECHANISMS = 0.1, 10**6, 10
 _COARSEST_GRID = 100.0  # dp-accounting takes its exponential
 _EXACT = (1e-6, 1e6)  # the range of mu in which the search for the exact epsilon keeps its digits
 
@@ -274,7 +270,7 @@ def sampled_noise(target: float, probability: float, steps: int, delta: float) -
     if not 0 < target < math.inf:
         raise FedfillError(f"target_epsilon: found {target}; allowed: a finite number above 0")
     _check_delta(delta)
-    log.info("searching the least noise for epsilon %g", target)
+    logging.getLogger("fedfill").info("searching the least noise for epsilon %g", target)
     low, high = 0.0, 1.0
     while sampled_epsilon(high, probability, steps, delta) > target:
         low, high = high, 2 * high
