@@ -9,7 +9,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: help demo test test-deploy test-browser test-faults check format bench clean
+.PHONY: help demo test test-deploy test-browser test-faults check format docs bench clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[.a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -53,6 +53,10 @@ format: $(READY) ## format the code, mend what ruff can mend, and write what edi
 	$(BIN)/python tools/options.py
 	$(BIN)/ruff check --fix-only
 	$(BIN)/ruff format
+
+docs: $(READY) ## build the site into build/docs; nothing is fetched, and a warning is an error
+	$(BIN)/sphinx-build -q -W --keep-going -j 2 -c docs . build/docs
+	@echo "Open build/docs/index.html"
 
 bench: $(READY) ## time fedfill against bare PyTorch loops
 	$(BIN)/python bench/run.py

@@ -26,6 +26,7 @@ napoleon_numpy_docstring = False
 autodoc_typehints = "description"
 autodoc_typehints_description_target = "documented"
 autodoc_member_order = "bysource"
+python_maximum_signature_line_length = 88
 
 html_theme = "furo"
 html_title = "fedfill"

@@ -41,9 +41,9 @@ def cell(text: str) -> str:
 
 def settings() -> str:
     """Every algorithm's settings beside those that all share, and the networks'."""
-    from fedfill.algorithms import known_algorithms
     from fedfill.algorithms._base import Algorithm
-    from fedfill.cli.listing import settings_of, when
+    from fedfill.catalogue import built_in
+    from fedfill.cli.listing import settings_of
 
     def table(rows: list[tuple[str, str, str]]) -> str:
         lines = ["| setting | default | meaning |", "|---|---|---|"]
@@ -54,14 +54,14 @@ def settings() -> str:
     parts = ["## Of every algorithm", table([r for r in every if r[0] in shared])]
     parts += ["## Of the networks", table([r for r in every if r[0].startswith("model.")])]
     plain = {name: (default, text) for name, default, text in every}
-    for name, kind in sorted(known_algorithms().items()):
+    for name, when in sorted(built_in().items()):
         rows = [row for row in settings_of(name) if plain.get(row[0]) != row[1:]]
-        parts += [f"## {name}", when(kind), table(rows) if rows else "No setting of its own."]
+        parts += [f"## {name}", when, table(rows) if rows else "No setting of its own."]
     return "\n\n".join(parts)
 
 
 def commands() -> str:
-    """Every command's help, as a terminal of 100 columns shows it."""
+    """Every command's help, as a terminal of 88 columns shows it."""
     import click
     import typer
 
@@ -71,10 +71,10 @@ def commands() -> str:
         yield f"## {context.command_path}\n\n```text\n{command.get_help(context).strip()}\n```"
         for name in getattr(command, "commands", {}):
             below = command.commands[name]
-            yield from pages(below, click.Context(below, info_name=name, parent=context, terminal_width=100))
+            yield from pages(below, click.Context(below, info_name=name, parent=context, terminal_width=88))
 
     top = typer.main.get_command(app)
-    return "\n\n".join(pages(top, click.Context(top, info_name="fedfill", terminal_width=100)))
+    return "\n\n".join(pages(top, click.Context(top, info_name="fedfill", terminal_width=88)))
 
 
 def documented(names: list[str]) -> str:
@@ -108,8 +108,24 @@ def without_fields(app: Any, what: str, name: str, found: object, *rest: object)
     return ("", None) if isinstance(found, type) and issubclass(found, BaseModel) else None
 
 
+SMALL_COLON = "\N{SMALL COLON}"
+
+
+def hide_colons(app: Any, what: str, name: str, found: object, options: object, lines: list[str]) -> None:
+    """Napoleon takes what stands before a colon in a field's docstring for its type; here it is a sentence."""
+    if what in ("attribute", "property", "data"):
+        lines[:] = [line.replace(": ", f"{SMALL_COLON} ") for line in lines]
+
+
+def show_colons(app: Any, what: str, name: str, found: object, options: object, lines: list[str]) -> None:
+    """Undo it."""
+    lines[:] = [line.replace(SMALL_COLON, ":") for line in lines]
+
+
 def setup(app: Any) -> dict[str, bool]:
     """Called by Sphinx."""
     app.connect("source-read", fill)
+    app.connect("autodoc-process-docstring", hide_colons, priority=400)  # napoleon has 500
+    app.connect("autodoc-process-docstring", show_colons, priority=600)
     app.connect("autodoc-process-signature", without_fields)
     return {"parallel_read_safe": True}
