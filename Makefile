@@ -55,7 +55,7 @@ format: $(READY) ## format the code, mend what ruff can mend, and write what edi
 	$(BIN)/ruff format
 
 docs: $(READY) ## build the site into build/docs; nothing is fetched, and a warning is an error
-	$(BIN)/sphinx-build -q -W --keep-going -j 2 -c docs . build/docs
+	$(BIN)/sphinx-build -q -E -W --keep-going -j 2 -c docs . build/docs
 	@echo "Open build/docs/index.html"
 
 bench: $(READY) ## time fedfill against bare PyTorch loops

@@ -21,20 +21,3 @@ def test_example_runs(code, tmp_path, monkeypatch, capsys):
 
 def test_there_are_examples():
     assert len(EXAMPLES) == 2
-
-
-def test_links_lead_somewhere():
-    root = Path(__file__).parents[1]
-    pages = [
-        root / "README.md",
-        root / "CONTRIBUTING.md",
-        *root.glob("docs/**/*.md"),
-        *root.glob("experiments/**/*.md"),
-    ]
-    dead = [
-        (page.name, link)
-        for page in pages
-        for link in re.findall(r"\]\(([^)#]+?)(?:#[^)]*)?\)", page.read_text())
-        if "://" not in link and not (page.parent / link).exists()
-    ]
-    assert not dead
