@@ -155,7 +155,7 @@ def test_ctrl_c_ends_a_long_local_training_at_once(tmp_path: Path) -> None:
     start = time.monotonic()
     child.send_signal(signal.SIGINT)
     _, errors = child.communicate(timeout=30)
-    assert time.monotonic() - start < 5  # mostly far below one second; machines that run tests are shared
+    assert time.monotonic() - start < 20  # mostly far below one second; machines that run tests are shared
     assert child.returncode == 130
     assert errors.startswith("fedfill: stopped; ")
     assert errors.count("\n") == 1
