@@ -86,6 +86,9 @@ def test_a_rise_is_of_the_last_quarter_over_the_one_before() -> None:
     # eight evaluated rounds: (0.7 + 0.9)/2 - (0.5 + 0.6)/2
     assert rise(curve(0.1, 0.2, 0.3, 0.4, 0.5, None, 0.6, 0.7, 0.9)) == pytest.approx(0.25)
     assert rise(curve(*[0.5] * 7)) is None
+    headed = curve(*[0.5] * 7, 0.9)
+    headed[-1]["accuracy_of_trained_head"] = 0.5  # what the last round's new layer brings is no rise
+    assert rise(headed) == 0
     assert rise(curve(*[0.5] * 9, 0.4, 0.4)) == pytest.approx(-0.05 * 2)
 
 

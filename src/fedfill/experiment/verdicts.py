@@ -94,7 +94,8 @@ def uneven(summary: Mapping[str, Any]) -> bool:
 
 def rise(records: Sequence[Mapping[str, Any]]) -> float | None:
     """How much the accuracy of the last quarter of the evaluated rounds is above the quarter before; None: too few rounds."""
-    curve = [record["accuracy"] for record in records if "accuracy" in record]
+    # a new last layer after the last round is a jump, and no rise
+    curve = [record.get("accuracy_of_trained_head", record["accuracy"]) for record in records if "accuracy" in record]
     quarter = len(curve) // 4
     if len(curve) < JUDGED:
         return None
