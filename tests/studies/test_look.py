@@ -8,7 +8,7 @@ import torch
 
 from fedfill.data.division import federate
 from fedfill.data.samples import Samples
-from fedfill.studies.look import drift, label_distance, look
+from fedfill.studies.look import DRIFTS, drift, label_distance, look
 
 
 def test_the_distance_of_labels_by_hand() -> None:
@@ -25,24 +25,28 @@ def rows(*values: float, label: int = 0) -> Samples:
     return Samples(torch.tensor(values).reshape(-1, 1), torch.full((len(values),), label))
 
 
+def share(clients: list[Samples]) -> float:
+    return drift(clients)[0]
+
+
 def test_drift_is_omega_squared_by_hand() -> None:
     # means 1 and 5, centre 3: between 2*4 + 2*4 = 16, within 4*1 = 4, one degree of freedom between and two within;
     # chance 4/2 = 2, and (16 - 2) / (16 + 4 + 2) = 7/11, whatever the unit
     clients = [rows(0.0, 2.0), rows(4.0, 6.0)]
-    assert drift(clients) == pytest.approx(7 / 11)
-    assert drift([Samples(c.inputs * 1000 + 7, c.labels) for c in clients]) == pytest.approx(7 / 11)
+    assert share(clients) == pytest.approx(7 / 11)
+    assert share([Samples(c.inputs * 1000 + 7, c.labels) for c in clients]) == pytest.approx(7 / 11)
     # an input that is the same everywhere adds nothing
-    assert drift([Samples(torch.cat([c.inputs, torch.ones(2, 1)], 1), c.labels) for c in clients]) == pytest.approx(
+    assert share([Samples(torch.cat([c.inputs, torch.ones(2, 1)], 1), c.labels) for c in clients]) == pytest.approx(
         7 / 11
     )
 
 
 def test_classes_are_compared_with_themselves_alone() -> None:
-    assert drift([rows(0.0, 1.0), rows(8.0, 9.0, label=1)]) == 0  # no class is on two clients
-    assert drift([rows(5.0), rows(5.0)]) == 0
+    assert share([rows(0.0, 1.0), rows(8.0, 9.0, label=1)]) == 0  # no class is on two clients
+    assert share([rows(5.0), rows(5.0)]) == 0
     # a class of one client alone changes only the unit
     with_another = [rows(0.0, 2.0), rows(4.0, 6.0), rows(3.0, 3.0, label=1)]
-    assert drift(with_another) == pytest.approx(7 / 11)
+    assert share(with_another) == pytest.approx(7 / 11)
 
 
 def test_chance_is_taken_off() -> None:
@@ -53,7 +57,7 @@ def test_chance_is_taken_off() -> None:
             Samples(torch.randn(20, 5, generator=generator), torch.randint(0, 3, (20,), generator=generator))
             for _ in range(5)
         ]
-        found.append(drift(clients))
+        found.append(share(clients))
     assert abs(np.mean(found)) < 4 * np.std(found) / np.sqrt(len(found))
 
 
@@ -72,5 +76,18 @@ def test_what_is_seen_of_digits(partition: str, skew: str, coverage: float) -> N
 def test_other_inputs_are_seen() -> None:
     federation = federate("digits", partition="iid", clients=4, seed=0, client_test=0.1)
     clients = [client.train for client in federation.clients]
-    assert abs(drift(clients)) < 0.01
-    assert drift([Samples(255 - clients[0].inputs, clients[0].labels), *clients[1:]]) > 0.3
+    assert abs(share(clients)) < 0.01
+    assert share([Samples(255 - clients[0].inputs, clients[0].labels), *clients[1:]]) > 0.3
+
+
+@pytest.mark.parametrize(("clients", "size"), [(200, 2), (50, 20), (10, 100)])
+def test_few_samples_are_not_taken_for_other_inputs(clients: int, size: int) -> None:
+    bunch = federate("digits", partition="iid", clients=1, seed=0, client_test=0.0).clients[0].train
+    for seed in range(5):
+        order = torch.randperm(len(bunch), generator=torch.Generator().manual_seed(seed))
+        parts = [bunch[order[i * size : (i + 1) * size]] for i in range(clients) if (i + 1) * size <= len(order)]
+        found, by_chance = drift(parts)
+        assert found < max(by_chance, DRIFTS)
+        inverted = [Samples(255 - one.inputs, one.labels) if i % 2 else one for i, one in enumerate(parts)]
+        found, by_chance = drift(inverted)
+        assert found > max(by_chance, DRIFTS)

@@ -194,7 +194,7 @@ def test_budgets(text: Any, seconds: float | None) -> None:
 
 
 def seen(hellinger: float = 0.7, drift: float = 0.0, samples: int = 5000) -> Look:
-    return Look(10, samples, samples / 10, 1.0, 0.5, hellinger, drift, 0.1)
+    return Look(10, samples, samples / 10, 1.0, 0.5, hellinger, drift, 0.0, 0.1)
 
 
 def test_rules() -> None:

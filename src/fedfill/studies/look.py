@@ -24,6 +24,9 @@ MILD, STRONG = 0.15, 0.55
 DRIFTS = 0.05
 """Share of the variance within classes that lies between clients, from which their inputs are said to look different."""
 
+SHUFFLES = 99
+"""How often samples are dealt out anew to see what share chance alone would give."""
+
 FEW = 200
 """Training samples of the median client below which there are few."""
 
@@ -41,6 +44,7 @@ class Look:
         hellinger: The mean over clients, by size, of the Hellinger distance of their labels from all clients' labels, 0 to 1.
         drift: Share of the variance of inputs within classes that lies between clients (omega squared), about 0 where inputs
             look alike, 1 where a client's samples of a class are all the same and others' are different.
+        drift_by_chance: The largest of these shares when the samples of each class are dealt out anew to the same clients.
         largest_class: Share of the training samples in the largest class.
     """
 
@@ -51,6 +55,7 @@ class Look:
     coverage: float
     hellinger: float
     drift: float
+    drift_by_chance: float
     largest_class: float
 
     @property
@@ -60,8 +65,8 @@ class Look:
 
     @property
     def feature_shift(self) -> bool:
-        """Whether clients' inputs look different within a class."""
-        return self.drift >= DRIFTS
+        """Whether clients' inputs look different within a class, and more so than by chance."""
+        return self.drift >= DRIFTS and self.drift > self.drift_by_chance
 
     @property
     def few(self) -> bool:
@@ -98,6 +103,7 @@ def look(federation: Federation) -> Look:
     counts = np.asarray(federation.counts, dtype=float)  # [clients, classes]
     sizes = counts.sum(1)
     median = float(np.median(sizes))
+    apart, by_chance = drift([client.train for client in federation.clients])
     return Look(
         clients=len(sizes),
         samples=int(sizes.sum()),
@@ -105,7 +111,8 @@ def look(federation: Federation) -> Look:
         size_ratio=float(sizes.max() / max(median, 1)),
         coverage=float((counts > 0).mean()),
         hellinger=label_distance(counts),
-        drift=drift([client.train for client in federation.clients]),
+        drift=apart,
+        drift_by_chance=by_chance,
         largest_class=float(counts.sum(0).max() / sizes.sum()),
     )
 
@@ -125,38 +132,56 @@ def label_distance(counts: NDArray[np.float64]) -> float:
     return float((sizes * np.sqrt(np.clip(1 - affinity, 0, 1))).sum() / sizes.sum())
 
 
-def drift(clients: list[Samples]) -> float:
-    """How far clients' inputs are apart within classes: omega squared of a one-way analysis of variance in each class, all inputs together.
+def drift(clients: list[Samples]) -> tuple[float, float]:
+    """How far clients' inputs are apart within classes, and how far chance alone would put them.
 
-    Between and within sums of squares are added over classes and inputs; omega squared takes off what chance alone would
-    give, so that it is about 0 for clients that draw from the same classes.
+    Omega squared of a one-way analysis of variance in each class, all inputs together: between and within sums of squares are
+    added over classes and inputs, and what chance gives on average is taken off, so that it is about 0 for clients that draw
+    from the same classes. Where clients hold few samples it varies much about 0; so the samples of each class are also dealt
+    out anew to the same clients, `SHUFFLES` times (a permutation test).
 
     Args:
         clients: Their training samples; some of each are looked at.
 
     Returns:
-        At most 1; 0 where no class is on two clients.
+        Omega squared, at most 1, and the largest of the shuffled ones; both 0 where no class is on two clients.
     """
     parts = [(_small(samples[:MOST]), samples.labels[:MOST].numpy()) for samples in clients]
     values = np.concatenate([inputs for inputs, _ in parts])
-    labels = np.concatenate([own for _, own in parts])
-    owners = np.repeat(np.arange(len(parts)), [len(own) for _, own in parts])
     deviations = values.std(0)
     values = values[:, deviations > 0] / deviations[deviations > 0]  # inputs count the same, whatever their unit
-    between = within = 0.0
-    groups, rows, classes = 0, 0, 0
-    for label in np.unique(labels):
-        mine = [values[(labels == label) & (owners == i)] for i in np.unique(owners[labels == label])]
-        if len(mine) < 2:
-            continue
-        centre = np.concatenate(mine).mean(0)
-        between += sum(len(group) * float(((group.mean(0) - centre) ** 2).sum()) for group in mine)
-        within += sum(float(((group - group.mean(0)) ** 2).sum()) for group in mine)
-        groups, rows, classes = groups + len(mine), rows + sum(map(len, mine)), classes + 1
-    if not classes or rows <= groups or between + within == 0:
-        return 0.0
-    chance = within / (rows - groups)  # of one degree of freedom, all inputs together
-    return float((between - (groups - classes) * chance) / (between + within + chance))
+    values -= values.mean(0)
+    labels = np.concatenate([own for _, own in parts])
+    owners = np.repeat(np.arange(len(parts)), [len(own) for _, own in parts])
+    holders = {label: len(np.unique(owners[labels == label])) for label in np.unique(labels)}
+    kept = np.isin(labels, [label for label, many in holders.items() if many > 1])
+    if not kept.any():
+        return 0.0, 0.0
+    values, labels, owners = values[kept], labels[kept], owners[kept]
+    order = np.lexsort((owners, labels))
+    values, labels, owners = values[order], labels[order], owners[order]  # each class in one piece, each client's part too
+    classes = np.flatnonzero(np.diff(labels, prepend=-1))  # where each class begins
+    groups = np.flatnonzero((np.diff(labels, prepend=-1) != 0) | (np.diff(owners, prepend=-1) != 0))
+    if len(values) <= len(groups):
+        return 0.0, 0.0
+
+    def explained(starts: NDArray[np.intp], rows: NDArray[np.float64]) -> float:
+        """Sum of squares of the means of pieces, each as often as the piece has rows."""
+        sizes = np.diff(starts, append=len(rows))
+        return float((np.add.reduceat(rows, starts) ** 2).sum(1) @ (1 / sizes))
+
+    of_classes = explained(classes, values)
+    total = float((values**2).sum()) - of_classes
+
+    def omega(rows: NDArray[np.float64]) -> float:
+        between = explained(groups, rows) - of_classes
+        chance = (total - between) / (len(rows) - len(groups))  # of one degree of freedom, all inputs together
+        return (between - (len(groups) - len(classes)) * chance) / (total + chance) if total > 0 else 0.0
+
+    pieces = np.split(np.arange(len(values)), classes[1:])
+    generator = np.random.default_rng(0)
+    shuffled = [omega(values[np.concatenate([generator.permutation(piece) for piece in pieces])]) for _ in range(SHUFFLES)]
+    return omega(values), max(shuffled)
 
 
 def _small(samples: Samples) -> NDArray[np.float64]:
