@@ -236,15 +236,15 @@ class _Stages:
     def run(self, name: str, labels: Sequence[str], seeds: Sequence[int], rounds: int) -> Comparison:
         if self.on_stage is not None:
             self.on_stage(name, len(labels) * len(seeds))
-        # the curve tells whether a method still rises; more evaluations than that cost, and tell no more
-        every = max(1, rounds // 10)
+        # ten evaluations tell whether a method still rises; of the screening the last one decides, and one before shows that it goes
+        every = {FINAL: rounds // 10, SCREEN: math.ceil(rounds / 2), REFERENCE: rounds}.get(name, 1)
         return compare(
             labels,
             seeds=seeds,
             out=self.folder / name,
             on_run=self.on_run,
             rounds=rounds,
-            evaluate_every=every,
+            evaluate_every=max(1, every),
             **self.options,
         )
 
