@@ -201,9 +201,15 @@ def test_dpsgd_has_a_figure_for_the_images_and_none_in_total(
     assert set(used) == {multiplier}
     assert images["epsilon"] > 5 > entries(server)["Pretrained.iterations"]["epsilon"] == 0
     assert "epsilon 5 at delta 1e-05 for an image added or removed" in images["mechanism"]
+    assert [words.split(" is public")[0] for words in images["conditions"]] == ["the number of the client's records"]
     account = server.ledger.account(1e-5)
     assert account["total_epsilon"] is None
     assert "No guarantee covers AidedUpdate.samples and AidedUpdate.weights" in account["statement"]
+
+
+def test_labels_that_are_drawn_by_the_shares_of_classes_take_these_as_known():
+    images = entries(run_rounds(SDAFLAC(**QUICK, noise="dpsgd", target_epsilon=5.0), 1))["Images.inputs"]
+    assert any("share of each class" in words for words in images["conditions"])
 
 
 @pytest.mark.parametrize("noise", ["none", "paper_eq3"])

@@ -196,13 +196,14 @@ class SDAFL(GANOptions, FedAvg):
         """Images of the client's GAN, with labels where it knows them."""
         settings = self.train_gan(client, self.gan_iterations)  # nothing is left to do unless a call was lost
         stream = client.stream("images")
-        labels = None
+        labels, known = None, tuple[str, ...]()
         if self.conditional:
+            known = ("the share of each class on the client is public, as the images' labels are drawn by it",)
             shares = torch.tensor(client.data.counts(client.classes), dtype=torch.float32, device=stream.device)
             labels = torch.multinomial(shares, message.images, replacement=True, generator=stream)
         wanted, real = message.images if labels is None else labels, len(self.images_of(client))
         told = "images of the client's GAN", settings, real, self.gan_iterations, self.multiplier(real)
-        client.release("inputs", gan.released(*told))
+        client.release("inputs", gan.released(*told, known))
         return Images(gan.generate(client.state.gan, wanted, client.data, settings, stream), labels)
 
     # Rounds

@@ -156,7 +156,19 @@ def gaussian(
     return Release(words, None, tuple(conditions), mu, conditional_added_mu=added_mu)
 
 
-def dpsgd(what: str, noise_multiplier: float, probability: float, steps: int, promise: str = "") -> Release:
+NUMBER_KNOWN = (
+    "the number of the client's records is public, as the probability of a record and the steps follow from it"
+)
+
+
+def dpsgd(
+    what: str,
+    noise_multiplier: float,
+    probability: float,
+    steps: int,
+    promise: str = "",
+    conditions: Iterable[str] = (),
+) -> Release:
     """What was made with stochastic gradient descent on clipped and noisy gradients (Abadi et al. 2016).
 
     Args:
@@ -166,16 +178,18 @@ def dpsgd(what: str, noise_multiplier: float, probability: float, steps: int, pr
         probability: With which a record is in a step, in (0, 1].
         steps: How many.
         promise: Words for the noise, for a noise that differs between clients.
+        conditions: Others under which the figure holds, beside `NUMBER_KNOWN`.
 
     Returns:
-        A release whose epsilon is that of all steps together. Where a record is added or removed, this presumes that
-        probability and steps stay as they are, as they do where the number of records is public.
+        A release whose epsilon is that of all steps together.
 
     Raises:
         ValueError: Where noise, probability or steps are out of range.
     """
     words = promise or f"noise multiplier {noise_multiplier:g}"
-    return Release(f"DP-SGD ({words}) behind {what}", 0.0, sampled=(noise_multiplier, probability, steps), added_mu=0.0)
+    named = (NUMBER_KNOWN, *conditions)
+    sampled = (noise_multiplier, probability, steps)
+    return Release(f"DP-SGD ({words}) behind {what}", 0.0, named, sampled=sampled, added_mu=0.0)
 
 
 class Declared(Record):

@@ -8,7 +8,7 @@ labels known.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -372,7 +372,14 @@ def _plain(state: Tree) -> Tree:
     return {index: {name: value.detach().clone() for name, value in values.items()} for index, values in state.items()}
 
 
-def released(what: str, settings: GANSettings, samples: int, iterations: int, noise_multiplier: float) -> Release:
+def released(
+    what: str,
+    settings: GANSettings,
+    samples: int,
+    iterations: int,
+    noise_multiplier: float,
+    conditions: Iterable[str] = (),
+) -> Release:
     """What is given away by anything that was made with a critic and its generator.
 
     Args:
@@ -381,6 +388,7 @@ def released(what: str, settings: GANSettings, samples: int, iterations: int, no
         samples: Real images that it was trained on; their number counts as known.
         iterations: Steps of the generator that were trained.
         noise_multiplier: With ``dpsgd``.
+        conditions: Under which its figure holds, beside that the number of images is public.
 
     Returns:
         A guarantee with ``dpsgd``, and none otherwise.
@@ -388,7 +396,7 @@ def released(what: str, settings: GANSettings, samples: int, iterations: int, no
     if settings.noise == "dpsgd":
         promise = f"epsilon {settings.target_epsilon:g} at delta {settings.delta:g} for an image added or removed"
         steps = iterations * settings.critic_steps
-        return dpsgd(what, noise_multiplier, settings.probability(samples), steps, promise)
+        return dpsgd(what, noise_multiplier, settings.probability(samples), steps, promise, conditions)
     if settings.noise == "paper_eq3":
         return unbounded(f"{what}, with the noise of equation 3, which neither clips nor counts its steps: not private")
     return unbounded(f"{what}, trained without noise")
