@@ -1,5 +1,7 @@
 """DP-FedAvg: clipping, noise and sampling by hand, and what may be looked into under it."""
 
+import math
+
 import pytest
 import torch
 from tests.helpers import refused, run_rounds, scripted, start_of
@@ -13,6 +15,7 @@ from fedfill.algorithms.fedmix import FedMix
 from fedfill.algorithms.fedzda import FedZDAC, FedZDAS
 from fedfill.algorithms.naivemix import NaiveMix
 from fedfill.algorithms.sdafl import SDAFL, SDAFLAC
+from fedfill.errors import DivergedError
 from fedfill.privacy.accountant import epsilon, sampled_epsilon
 
 WIDE = {"width": "wide"}
@@ -72,6 +75,23 @@ def test_a_round_without_clients_is_noise_alone_and_is_accounted():
     assert engine.sent == []
     assert server.state.weights["w"].std() > 1
     assert server.notes["client_epsilon"] == sampled_epsilon(1.0, 0.01, 1, 1e-5)
+
+
+def test_a_round_whose_replies_are_all_lost_is_one_without_clients():
+    """A run that ended there, and said who was asked, would tell what the coins hide."""
+    start = {"w": torch.zeros(100)}
+    alone, _ = scripted(clients=2, weights=start, participation=0.01)
+    DPFedAvg().round(alone, 0)
+    lost, engine = scripted(clients=2, weights=start)
+    engine.script["train"] = lambda i, message, t: Update({"w": torch.full((100,), math.nan)}, 10)
+    DPFedAvg().round(lost, 0)
+    assert len(engine.sent) == len(lost.lost) == 2
+    noise = [server.state.weights["w"] * server.participation for server in (alone, lost)]  # over q K
+    assert torch.allclose(*noise)
+    plain, engine = scripted(clients=2, weights=start)
+    engine.script["train"] = lambda i, message, t: Update({"w": torch.full((100,), math.nan)}, 10)
+    with pytest.raises(DivergedError):
+        FedAvg().round(plain, 0)
 
 
 def test_cohorts_are_independent_coins():

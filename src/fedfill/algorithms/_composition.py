@@ -292,9 +292,6 @@ class Composable(Headed):
         else:
             each = dict(messages)
             weights = next((message.weights for message in each.values()), server.state.weights)
-        if not cohort:
-            combined = self.aggregation_of.combine(server, weights, weights, [])
-            return {}, {"weights": combined}
         control = self.objective_of.down(server)
         if control is not None:
             with_control = {id(message): replace(message, control=control) for message in each.values()}
@@ -305,7 +302,14 @@ class Composable(Headed):
             **({"weights": self.aggregation_of.by} if self.aggregation_of.by else {}),
         }
         numbers = ("scale",) if self.aggregation_of.scales else ()
-        replies, means = server.average(cohort, handler, each, of=fields, by=by, numbers=numbers, whole=individually)
+        replies: dict[int, Any] = {}
+        means: dict[str, Weights] = {}
+        if cohort:
+            replies, means = server.average(
+                cohort, handler, each, of=fields, by=by, numbers=numbers, whole=individually
+            )
+        if not replies:  # coins drew nobody, or only clients whose replies were lost
+            return {}, {"weights": self.aggregation_of.combine(server, weights, weights, [])}
         if "weights" in means:
             means["weights"] = self.aggregation_of.combine(server, weights, means["weights"], list(replies.values()))
         if "control" in means:

@@ -112,10 +112,11 @@ class Server:
         self._round = 0
         self._fits = 0
         self._cohort_size = 0
+        self._by_coins = False
 
     def begin(self, t: int) -> None:
         """Start the record of round `t`; the steps before the first round are those from -1 downwards."""
-        self._round, self._fits = t, 0
+        self._round, self._fits, self._by_coins = t, 0, False
         self.lost, self.notes, self.warnings = [], {}, []
         if t < 0:
             self._cohort_size = self.clients
@@ -131,6 +132,7 @@ class Server:
     def select_independently(self, t: int) -> list[int]:
         """The cohort of round `t` by Poisson sampling: each client with probability `participation`, in ascending order.
 
+        It may lose all replies, as it may have nobody in it: a run that ended then would tell who was drawn.
         In a deployment nobody but the server may know the coins: they are what makes a small participation cheap.
         """
         if self._secret is None:
@@ -139,7 +141,7 @@ class Server:
             own = secret_stream(self._secret(), "cohort", t)
             coins = torch.rand(self.clients, generator=own, dtype=torch.float64).tolist()
         chosen = [i for i in range(self.clients) if coins[i] < self.participation]
-        self._cohort_size = len(chosen)
+        self._cohort_size, self._by_coins = len(chosen), True
         return chosen
 
     @property
@@ -355,7 +357,7 @@ class Server:
 
     def _require(self, replies: Mapping[int, Any], asked: Mapping[int, Any], handler: str) -> None:
         """A call to a part of the cohort may lose them all: the algorithm asks again in a later round."""
-        if len(asked) < self._cohort_size or len(replies) >= min(self._min_replies, len(asked)):
+        if self._by_coins or len(asked) < self._cohort_size or len(replies) >= min(self._min_replies, len(asked)):
             return
         reasons = {loss["reason"] for loss in self.lost if loss["handler"] == handler}
         if not replies and reasons == {NOT_FINITE}:
