@@ -170,6 +170,8 @@ def test_a_head_on_features_that_others_trained(tmp_path: Path) -> None:
     moved = {n for n, x in trained.weights.items() if not torch.equal(x, after.weights[n])}
     assert moved == {"classifier.weight", "classifier.bias"}
     assert headed.rounds[-1]["accuracy_of_trained_head"] == trained.summary["accuracy"]
+    for name in ("accuracy", "mean_client_accuracy"):
+        assert headed.summary[f"{name}_of_trained_head"] == trained.summary[name]
 
 
 def test_training_on_from_a_head(tmp_path: Path) -> None:

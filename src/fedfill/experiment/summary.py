@@ -24,6 +24,9 @@ from fedfill.tree import Weights
 if TYPE_CHECKING:
     import pandas
 
+OF_TRAINED_HEAD = ("accuracy_of_trained_head", "mean_client_accuracy_of_trained_head")
+"""Figures of the last round before a new last layer was fitted, where one was."""
+
 
 def accuracy_by_round(records: Sequence[Mapping[str, Any]]) -> dict[int, float]:
     """Accuracy on the test set of the rounds that were evaluated."""
@@ -161,7 +164,7 @@ def summarise(
         "best_accuracy": best["accuracy"],
         "best_round": best["round"],
         **selected(records),
-        **{name: last[name] for name in ("accuracy_of_trained_head",) if name in last},
+        **{name: last[name] for name in OF_TRAINED_HEAD if name in last},
         "accuracy_by_class": last["accuracy_by_class"],
         "balanced_accuracy": balanced_accuracy(last["accuracy_by_class"]),
         "largest_class": last.get("largest_class"),

@@ -20,13 +20,14 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from fedfill.errors import FedfillError, checked, did_you_mean
 from fedfill.experiment.settings import INCIDENTAL
+from fedfill.experiment.summary import OF_TRAINED_HEAD
 from fedfill.runs.directory import read_toml, write_atomically, writing
 from fedfill.training.evaluation import FAIRNESS
 
 BEGIN, END = "<!-- figures: written by fedfill reproduce -->", "<!-- end of figures -->"
 FIGURES = (
     "accuracy", "best_accuracy", *FAIRNESS, "selected_accuracy", "selected_mean_client_accuracy",
-    "accuracy_of_trained_head", "epsilon", "epsilon_added",
+    *OF_TRAINED_HEAD, "epsilon", "epsilon_added",
 )  # fmt: skip
 """What a table may compare, beside ``client:K`` and ``selected_client:K``, the accuracy on client K's own test split."""
 LISTS = {"client": "accuracy_by_client", "selected_client": "selected_accuracy_by_client"}
@@ -46,7 +47,7 @@ KEPT = (
     "selected_accuracy",
     "selected_mean_client_accuracy",
     "selected_round",
-    "accuracy_of_trained_head",
+    *OF_TRAINED_HEAD,
     "epsilon",
     "epsilon_added",
     *LISTS.values(),
