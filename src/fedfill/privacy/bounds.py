@@ -295,6 +295,7 @@ def estimated_epsilon(mean: float, deviation: float, delta: float) -> float:
 
     def excess(epsilon: float) -> float:
         factor = math.exp(min(epsilon, 700))
-        return step * max(np.maximum(one - factor * none, 0).sum(), np.maximum(none - factor * one, 0).sum())
+        more, less = np.maximum(one - factor * none, 0).sum(), np.maximum(none - factor * one, 0).sum()
+        return step * max(float(more), float(less))
 
     return largest(lambda epsilon: excess(epsilon) > delta, 8.0)
