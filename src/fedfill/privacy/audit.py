@@ -23,6 +23,8 @@ SUSPICIOUS = 0.05
 TIGHT = 0.5
 """From which share of the ledger's epsilon an audit is called tight."""
 POINTS = 200
+SHARES = (0.8, 0.1, 0.1)
+"""Of the error, for the exact score, the joint one and the lattice: the first is the best there is for sound code."""
 REACH = 1.5
 """A curve is told up to this multiple of the ledger's epsilon."""
 
@@ -126,7 +128,7 @@ def of_repeats(
     """The verdict from repeats of a release with and without a canary.
 
     Three scores are tried: the first figure alone, which for Gaussian noise is the best there is; all figures together; and the
-    lattice of single coordinates. Each has a third of the error.
+    lattice of single coordinates. They share the error as `SHARES` says.
 
     Args:
         released: What was repeated.
@@ -144,20 +146,21 @@ def of_repeats(
         The finding.
     """
     first, last = figures_in[:, 0], figures_out[:, 0]
-    if figures_in.shape[1] == 1:
-        tests = [_test(first, last, claim, delta, alpha, gaussian, None)]
-    else:
+    scores: list[tuple[Floats, Floats, bool, float | None]] = [(first, last, gaussian, None)]
+    if figures_in.shape[1] > 1:
         by_all = joint_scores(figures_in, figures_out)
-        tests = [
-            _test(first, last, claim, delta, alpha / 3, gaussian, None),
-            _test(by_all[0], by_all[1], claim, delta, alpha / 3, gaussian, by_all[2]),
-        ]
-        if coordinates:
-            marks = lattice_scores(figures_in[:, -coordinates:], figures_out[:, -coordinates:])
-            tests.append(_test(*marks, claim, delta, alpha / 3, False, 0.5))
+        scores.append((by_all[0], by_all[1], gaussian, by_all[2]))
+    if coordinates:
+        marks = lattice_scores(figures_in[:, -coordinates:], figures_out[:, -coordinates:])
+        scores.append((*marks, False, 0.5))
+    shares = SHARES if len(scores) > 1 else (1.0,)
+    tests = [
+        _test(ins, outs, claim, delta, alpha * share, normal, threshold)
+        for (ins, outs, normal, threshold), share in zip(scores, shares, strict=False)
+    ]
     found = max(tests, key=lambda test: test[0])
     mu, direct = found[0], max(test[1] for test in tests)
-    p_value = min(1.0, len(tests) * min(test[2] for test in tests))
+    p_value = min(1.0, *(test[2] / share for test, share in zip(tests, shares, strict=False)))
     n = min(len(first), len(last))
     claimed = None if claim is None else claim.epsilon(delta)
     # with the parametric test any mu can be found; without it, one that makes no error

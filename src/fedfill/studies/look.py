@@ -159,7 +159,11 @@ def drift(clients: list[Samples]) -> tuple[float, float]:
         return 0.0, 0.0
     values, labels, owners = values[kept], labels[kept], owners[kept]
     order = np.lexsort((owners, labels))
-    values, labels, owners = values[order], labels[order], owners[order]  # each class in one piece, each client's part too
+    values, labels, owners = (
+        values[order],
+        labels[order],
+        owners[order],
+    )  # each class in one piece, each client's part too
     classes = np.flatnonzero(np.diff(labels, prepend=-1))  # where each class begins
     groups = np.flatnonzero((np.diff(labels, prepend=-1) != 0) | (np.diff(owners, prepend=-1) != 0))
     if len(values) <= len(groups):
@@ -180,7 +184,9 @@ def drift(clients: list[Samples]) -> tuple[float, float]:
 
     pieces = np.split(np.arange(len(values)), classes[1:])
     generator = np.random.default_rng(0)
-    shuffled = [omega(values[np.concatenate([generator.permutation(piece) for piece in pieces])]) for _ in range(SHUFFLES)]
+    shuffled = [
+        omega(values[np.concatenate([generator.permutation(piece) for piece in pieces])]) for _ in range(SHUFFLES)
+    ]
     return omega(values), max(shuffled)
 
 

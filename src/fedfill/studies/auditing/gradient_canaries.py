@@ -44,7 +44,6 @@ class GradientCanaries:
         self.coins = numpy_stream(seed, "audit", "coins").choice([-1, 1], count)
         self.scores: Floats = np.zeros(count)
         self.steps = 0
-        self.watching = True
         self._signs = torch.tensor(self.coins if replaced else (self.coins + 1) // 2, dtype=torch.float32)
         self._mark = torch.tensor(numpy_stream(seed, "audit", "mark").random(_MARK) < 0.5)
         self._places = numpy_stream(seed, "audit", "coordinates")
@@ -95,8 +94,6 @@ class GradientCanaries:
             loss: Callable[..., Tensor], weights: Weights, batch: tuple[Tensor, ...], clip: float,
             noise_multiplier: float, noise: torch.Generator,
         ) -> Weights:  # fmt: skip
-            if not self.watching:
-                return original(loss, weights, batch, clip, noise_multiplier, noise)
             size = sum(w.numel() for w in weights.values())
             if self._coordinates is None:
                 if size < len(self.coins):
