@@ -12,8 +12,8 @@ from fedfill.protocol.client import Client, State
 from fedfill.protocol.sums import contribute
 from fedfill.statistics.noise import Noise
 from fedfill.statistics.sums import class_moments
-from fedfill.studies.auditing.replays import PILOT, Pair, numbers_of, repeat
 from fedfill.streams import derive
+from fedfill.studies.auditing.replays import PILOT, Pair, numbers_of, repeat
 
 D, CLASSES = 6, 3
 
