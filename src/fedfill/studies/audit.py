@@ -42,6 +42,10 @@ QUICK: dict[str, Any] = {
 """Of an algorithm that is audited by its name, where nothing else is given: a few steps, as each is a release like the others."""
 
 
+FEATURES = "project(24) > unit"
+"""Likewise: a claim on sums is the same for any number of features."""
+
+
 @dataclass(frozen=True)
 class Audit:
     """What `audit` found.
@@ -155,6 +159,8 @@ def _prepared(
     if not (isinstance(kind, type) and issubclass(kind, Algorithm)):
         raise FedfillError(f"audit: found {subject}; allowed: a run directory or an algorithm")
     quick = {name: value for name, value in QUICK.items() if name in kind.model_fields and name not in options}
+    if getattr(kind, "network", None) == "features":
+        quick.setdefault("features", FEATURES)
     return arrange(
         subject, data="digits" if data is None else data, partition="dirichlet:0.5" if partition is None else partition,
         model="auto" if model is None else model, **{"rounds": 2, **quick, **options},
