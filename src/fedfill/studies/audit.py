@@ -27,6 +27,7 @@ from fedfill.experiment.summary import Result
 from fedfill.options import Options
 from fedfill.privacy.audit import Finding
 from fedfill.runs.directory import RunDirectory, to_json, write_atomically, writing
+from fedfill.studies.assess import one_thread
 from fedfill.studies.auditing.attacks import Budget, clients_attacked, gradients_attacked, releases_attacked
 from fedfill.studies.auditing.bare import classes_told, membership
 from fedfill.studies.auditing.replays import Transcript
@@ -124,8 +125,9 @@ def audit(
         transcript = Transcript(range(len(prepared.federation.clients)))
         result = _run(prepared, prepared, transcript, None)
         findings += gradients_attacked(prepared, transcript, worst, budget, _run)
-        findings += releases_attacked(prepared, transcript, worst, budget)
-        bare = _bare(prepared, transcript, worst, result)
+        with one_thread():
+            findings += releases_attacked(prepared, transcript, worst, budget)
+            bare = _bare(prepared, transcript, worst, result)
     document = {
         "version": __version__, "algorithm": experiment.algorithm, "data": experiment.data, "seed": experiment.seed,
         "delta": experiment.delta, "confidence": confidence, "findings": [finding.document() for finding in findings],
