@@ -44,7 +44,13 @@ def of_gan(
     like = Samples(torch.zeros(1, 1, 8, 8, dtype=torch.uint8), torch.zeros(1, dtype=torch.int64))
     inserted = GradientCanaries(canaries, seed)
     data = inserted.records(like, torch.zeros(canaries, dtype=torch.int64))
-    settings = GANSettings(latent=4, width=2, batch_size=int(probability * canaries), critic_steps=steps, noise="dpsgd")
+    settings = GANSettings(
+        latent=4,
+        width=2 if canaries <= 1000 else 5,
+        batch_size=int(probability * canaries),
+        critic_steps=steps,
+        noise="dpsgd",
+    )
     start = gan.start((1, 8, 8), settings, torch.Generator().manual_seed(derive(seed, "start")))
     draws, noise = (torch.Generator().manual_seed(derive(seed, name)) for name in ("draws", "noise"))
     with inserted.inserted():
@@ -71,6 +77,7 @@ def tight(seeds: range = range(3)) -> None:
             f"sums, replaced, {repeats} repeats": lambda s, e=epsilon, n=repeats: audited_sums(e, True, n, s),
             f"sums, added, {repeats} repeats": lambda s, e=epsilon, n=repeats: audited_sums(e, False, n, s),
             "DP-SGD, 1000 canaries": lambda s, e=epsilon: of_gan(multiplier_for(e, PROBABILITY, STEPS), s),
+            "DP-SGD, 5000 canaries": lambda s, e=epsilon: of_gan(multiplier_for(e, PROBABILITY, STEPS), s, 5000),
             "clients, 1000 canaries": lambda s, e=epsilon: of_clients(e, s, 1000),
             "clients, 5000 canaries": lambda s, e=epsilon: of_clients(e, s, 5000),
         }
