@@ -21,6 +21,10 @@ def test_a_new_process_reads_the_model(algorithm: str, tmp_path: Path) -> None:
     assert result.directory is not None
     words = "import sys, fedfill; print(type(fedfill.load(sys.argv[1])).__name__)"
     done = subprocess.run(
-        [sys.executable, "-c", words, str(result.directory)], capture_output=True, text=True, check=False, env=os.environ
+        [sys.executable, "-c", words, str(result.directory)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ,
     )
     assert (done.returncode, done.stdout.strip()) == (0, "Model"), done.stderr
