@@ -330,8 +330,8 @@ def test_15_rounds_are_booked_as_steps(monkeypatch):
     settings = GANSettings(latent=4, width=4, batch_size=4, critic_steps=5, noise="dpsgd")
     book = gan.dpsgd
 
-    def once(what, multiplier, probability, count, promise=""):
-        return book(what, multiplier, probability, count // settings.critic_steps, promise)
+    def once(what, multiplier, probability, count, promise="", conditions=()):
+        return book(what, multiplier, probability, count // settings.critic_steps, promise, conditions)
 
     def audit():
         booked = gan.released("images", settings, 4, 1, 2.0).sampled

@@ -43,7 +43,7 @@ class Sentences(GroupedGroup):
 
 app = typer.Typer(
     cls=Sentences,
-    help="Federated learning when clients' data differ, with the gaps filled by synthetic data.",
+    help="Federated learning when clients' data differ: which method suits, a model in use, an account of privacy.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,

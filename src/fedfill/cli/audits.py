@@ -38,7 +38,7 @@ def audit(
     as_json: Annotated[bool, typer.Option("--json", help="Print audit.json alone.")] = False,
     out: Annotated[Path | None, typer.Option(help="Folder of audit.json. [default: RUN; of an algorithm none]")] = None,
 ) -> None:
-    """Attack what the account of privacy claims, and print a lower bound beside it."""
+    """Attack what the account of privacy claims: a bound from below."""
     if not (Path(subject) / "experiment.toml").exists():
         check_algorithms([subject])
     given: dict[str, Any] = {"level": level, **options}
