@@ -10,7 +10,8 @@ import pytest
 from tests.helpers import refused
 
 import fedfill
-from fedfill.studies.track import both, numbers, track
+from fedfill.runs.progress import both
+from fedfill.studies.track import numbers, track
 
 TINY: dict[str, Any] = {"data": "digits", "clients": 3, "rounds": 2, "local_epochs": 1, "data_fraction": 0.3}
 
@@ -56,5 +57,7 @@ def test_an_unknown_or_missing_tracker_is_a_sentence(monkeypatch: pytest.MonkeyP
 
 def test_two_callbacks_are_one() -> None:
     seen: list[str] = []
-    both(lambda record, rounds: seen.append("a"), lambda record, rounds: seen.append("b"))({}, 1)
+    follow = both(lambda record, rounds: seen.append("a"), lambda record, rounds: seen.append("b"))
+    assert follow is not None
+    follow({}, 1)
     assert seen == ["a", "b"]

@@ -94,15 +94,3 @@ def track(tracker: str, label: str, folder: str | Path = "runs/tracked") -> OnRo
         ) from error
     name = label.replace(":", "-").replace(",", "-").replace(" ", "-").replace("/", "-")
     return TRACKERS[tracker](name, Path(folder) / tracker)
-
-
-def both(first: OnRound, second: OnRound | None) -> OnRound:
-    """One callback that calls two."""
-    if second is None:
-        return first
-
-    def on_round(record: dict[str, Any], rounds: int) -> None:
-        first(record, rounds)
-        second(record, rounds)
-
-    return on_round
