@@ -385,3 +385,15 @@ def test_another_process_executes_the_same_text() -> None:
 def test_a_deployment_refuses_a_file_that_its_parties_do_not_have() -> None:
     pytest.importorskip("flwr")
     slip(["deploy", "init", "app", "code/my.py:Slow"], "algorithm")
+
+
+@pytest.mark.parametrize("code", ["3", "", "0"])
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_file_that_would_end_the_program_is_a_sentence(code: str, inside: bool, tmp_path: Path) -> None:
+    leave = f"raise SystemExit({code})"
+    body = f"class Net(nn.Module):\n    def __init__(self):\n        {leave}\n" if inside else f"{leave}\n"
+    file = tmp_path / "leaves.py"
+    file.write_text(f"from torch import nn\n{body}")
+    with refused("model", "leaves.py", f"line {4 if inside else 2}", f"SystemExit({code})"):
+        fedfill.run("fedavg", model=f"{file}:Net", data="digits", clients=2, rounds=1, out=tmp_path / "out")
+    assert not (tmp_path / "out").exists()

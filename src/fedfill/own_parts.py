@@ -135,7 +135,7 @@ def execute(source: Source, what: str) -> None:
         sys.path.append(folder)  # behind all others, so that a file beside it hides no package
     try:
         exec(compile(source.text, source.path, "exec", dont_inherit=True), module.__dict__)
-    except Exception as error:  # whatever a file may raise
+    except (Exception, SystemExit) as error:  # whatever a file may raise
         if before is None:
             del sys.modules[source.module]
         else:
@@ -144,17 +144,23 @@ def execute(source: Source, what: str) -> None:
     _executed[source.path] = source
 
 
-def told(error: Exception, path: str) -> str:
+def told(error: Exception | SystemExit, path: str) -> str:
     """What went wrong in a file, in one line: the file, the line where there is one, and the words of the error."""
     frames = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
     line: int | None = frames[-1] if frames else None
-    kind = f"{type(error).__name__}: "
-    if isinstance(error, SyntaxError):
-        line, words = (error.lineno, error.msg) if error.filename == path else (line, first_line(error))
-    else:
-        words = first_line(error)
-        kind = "" if isinstance(error, FedfillError) or words == type(error).__name__ else kind
-    return f"'{path}'{f', line {line}' if line else ''}: {kind}{words}"
+    words = words_of(error)
+    if isinstance(error, SyntaxError) and error.filename == path:
+        line, words = error.lineno, f"{type(error).__name__}: {error.msg}"
+    return f"'{path}'{f', line {line}' if line else ''}: {words}"
+
+
+def words_of(error: Exception | SystemExit) -> str:
+    """Kind and first line of an error; a sentence of fedfill's own stands alone."""
+    kind = type(error).__name__
+    if isinstance(error, SystemExit):
+        return f"{kind}({'' if error.code is None else repr(error.code)}), which would end fedfill"
+    words = first_line(error)
+    return words if isinstance(error, FedfillError) or words == kind else f"{kind}: {words}"
 
 
 def place_of(thing: Any) -> str:
@@ -210,8 +216,6 @@ def load_entry(entry: metadata.EntryPoint, what: str) -> Any:
     """
     try:
         return entry.load()
-    except Exception as error:  # whatever a package may raise
+    except (Exception, SystemExit) as error:  # whatever a package may raise
         package = f" of the package {entry.dist.name}" if entry.dist is not None else ""
-        raise FedfillError(
-            f"{what}: '{entry.name}'{package} can't be loaded ({type(error).__name__}: {first_line(error)})"
-        ) from error
+        raise FedfillError(f"{what}: '{entry.name}'{package} can't be loaded ({words_of(error)})") from error

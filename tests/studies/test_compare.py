@@ -255,6 +255,7 @@ def test_variants(text: str, parsed: tuple[str, dict[str, str]]) -> None:
         ({"algorithms": ["fedavg", "feddpms", "fedavg"]}, "the algorithm 'fedavg' is given twice"),
         ({"seeds": [0, 1, 0]}, "the seed '0' is given twice"),
         ({"seeds": [0, -1]}, "seed: found -1; allowed: a whole number, at least 0"),
+        ({"algorithm": "fedavg"}, "algorithm: a comparison has algorithms"),
         ({"seed": 1}, "seed: a comparison has seeds"),
         ({"algorithms": ["fedavg", "fedavgg"]}, "unknown name 'fedavgg'; did you mean 'fedavg'"),
         ({"algorithms": ["fedavg:weighting"]}, "found 'weighting' in 'fedavg:weighting'"),

@@ -82,6 +82,18 @@ def test_each_is_a_comparison(file: Path, tmp_path: Path) -> None:
         ("seeds = [0, 1]", "seeds = [0, 1", ("config", "grid.toml")),
         ("rounds = 1", "roundss = 1", ("setting", "roundss")),
         ("clients = [2, 3]", "clients = [0]", ("clients", "0")),
+        ("rounds = 1", 'rounds = 1\nout = "zz"', ("grid", "out", "[options]")),
+        ("rounds = 1", "rounds = 1\nquiet = true", ("grid", "quiet", "[options]")),
+        ("rounds = 1", "rounds = 1\non_run = 1", ("grid", "on_run", "[options]")),
+        ("rounds = 1", "rounds = 1\nseeds = [1]", ("grid", "seeds", "[options]")),
+        ("rounds = 1", "rounds = 1\nseed = 1", ("grid", "seed", "[options]")),
+        ("rounds = 1", 'rounds = 1\nalgorithms = ["local"]', ("grid", "algorithms", "[options]")),
+        ("rounds = 1", 'rounds = 1\nalgorithm = "local"', ("grid", "algorithm", "[options]")),
+        ("clients = [2, 3]", 'out = ["a", "b"]', ("grid", "out", "[grid]")),
+        ("clients = [2, 3]", "seeds = [[1], [2]]", ("grid", "seeds", "[grid]")),
+        # a later combination is wrong, and the first does not run
+        ('["iid", "classes:5"]', '["iid", "nonsense"]', ("partition", "nonsense")),
+        ("clients = [2, 3]", "clients = [2, 100000]", ("clients", "100,000")),
     ],
 )
 def test_slips_are_sentences(old: str, new: str, facts: tuple[str, ...], file: Path, tmp_path: Path) -> None:

@@ -10,7 +10,8 @@ import pytest
 from tests.helpers import refused
 
 import fedfill
-from fedfill.studies.track import both, numbers, track
+from fedfill.runs.progress import both
+from fedfill.studies.track import numbers, track
 
 TINY: dict[str, Any] = {"data": "digits", "clients": 3, "rounds": 2, "local_epochs": 1, "data_fraction": 0.3}
 
@@ -46,6 +47,24 @@ def test_mlflow_has_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert shown == {record["round"]: record["accuracy"] for record in result.rounds}
 
 
+def test_mlflow_has_each_run_of_a_comparison_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mlflow = pytest.importorskip("mlflow")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "store").as_uri())
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    options = {**TINY, "optimizer": "sgd", "out": tmp_path / "runs", "seeds": [0]}
+    for _ in range(2):  # the second time finished runs are read, and the one that diverges comes first
+        fedfill.compare(
+            ["fedavg:learning_rate=1e30", "fedavg", "fedprox"],
+            on_run=lambda label, seed: track("mlflow", label, tmp_path),
+            **options,
+        )
+    client = mlflow.MlflowClient()
+    (experiment,) = client.search_experiments(filter_string="name = 'fedfill'")
+    runs = client.search_runs([experiment.experiment_id])
+    finished = sorted(run.info.run_name for run in runs if run.info.status == "FINISHED")
+    assert finished == ["fedavg", "fedprox"]
+
+
 def test_an_unknown_or_missing_tracker_is_a_sentence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     with refused("track", "tensorbord", "tensorboard"):
         track("tensorbord", "x", tmp_path)
@@ -56,5 +75,7 @@ def test_an_unknown_or_missing_tracker_is_a_sentence(monkeypatch: pytest.MonkeyP
 
 def test_two_callbacks_are_one() -> None:
     seen: list[str] = []
-    both(lambda record, rounds: seen.append("a"), lambda record, rounds: seen.append("b"))({}, 1)
+    follow = both(lambda record, rounds: seen.append("a"), lambda record, rounds: seen.append("b"))
+    assert follow is not None
+    follow({}, 1)
     assert seen == ["a", "b"]

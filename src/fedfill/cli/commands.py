@@ -13,7 +13,7 @@ from fedfill.cli.options import FIELDS, Options, Out, Track, takes
 from fedfill.cli.slips import check_algorithms, completer
 from fedfill.errors import FedfillError, checked
 from fedfill.experiment.settings import DATA, INCIDENTAL, PLACES, Experiment
-from fedfill.runs.progress import progress
+from fedfill.runs.progress import both, progress
 
 Moved = Annotated[
     str | None,
@@ -219,11 +219,11 @@ def partition(
     terminal.tell(f"Heat map: {out}")
 
 
-def tracked(tracker: str | None, label: str, follow: OnRound) -> OnRound:
+def tracked(tracker: str | None, label: str, follow: OnRound) -> OnRound | None:
     """Progress, and a tracker beside it where one is asked for."""
     if tracker is None:
         return follow
-    from fedfill.studies.track import both, track
+    from fedfill.studies.track import track
 
     return both(track(tracker, label), follow)
 

@@ -119,9 +119,9 @@ def made(make: Callable[..., nn.Module], federation: Federation, seed: int) -> n
             torch.manual_seed(derive(seed, "initial weights"))
             network = make(**{key: value for key, value in given.items() if key in parameters})
             _fill_in(network, federation)
-    except Exception as error:  # whatever a user's code may raise
+    except (Exception, SystemExit) as error:  # whatever a user's code may raise
         code = getattr(getattr(make, "__init__", None) if isinstance(make, type) else make, "__code__", None)
-        where = own_parts.told(error, code.co_filename) if code else f"{type(error).__name__}: {error}"
+        where = own_parts.told(error, code.co_filename) if code else own_parts.words_of(error)
         raise FedfillError(
             f"model: {name} can't be made of shape={federation.shape} and classes={federation.classes}: {where}"
         ) from error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -64,7 +65,44 @@ def compare(
     Raises:
         FedfillError: Where anything is not allowed, nobody has a setting, or every run diverged.
     """
-    options: dict[str, Any] = {**settings}
+    found = plan(algorithms, seeds=seeds, out=out, data=data, partition=partition, model=model, **settings)
+    return carry_out(found, on_run, quiet)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A comparison of which everything is checked and nothing has run.
+
+    Attributes:
+        asked: What was asked for, with all settings that it asks for: one, or alternatives.
+        names: By label of a row or an alternative the algorithm's name.
+        seeds: One run of each for each.
+        out: Folder of the runs.
+        baseline: The label that differences are taken to.
+        unlike: By label what it does not share with the baseline.
+        arranged: Prepares one run from its label, its algorithm's name and its seed.
+    """
+
+    asked: Mapping[str, Sequence[str]]
+    names: Mapping[str, str]
+    seeds: Sequence[int]
+    out: Path
+    baseline: str
+    unlike: Mapping[str, Sequence[str]]
+    arranged: Callable[[str, str, int], Prepared]
+
+
+def plan(
+    algorithms: Sequence[str | type[Algorithm]],
+    *,
+    seeds: Sequence[int],
+    out: str | Path,
+    data: Any = "digits",
+    partition: Partition = "dirichlet:0.5",
+    model: Network = "auto",
+    **options: Any,
+) -> Plan:
+    """Check a comparison, whose arguments are those of `compare`, before anything of it runs."""
     algorithms, seeds = _checked(algorithms, seeds, options)
     asked = {label: candidates(label) for label in algorithms}
     labels = [label for expanded in asked.values() for label in expanded]
@@ -100,14 +138,21 @@ def compare(
                     "alternatives are chosen; allowed: a larger share, or fewer clients"
                 )
 
+    names = {label: name for label, name, _ in variants}
+    return Plan(asked, names, seeds, Path(out), labels[base], unlike, arranged)
+
+
+def carry_out(found: Plan, on_run: Callable[[str, int], OnRound | None] | None, quiet: bool) -> Comparison:
+    """Run a comparison that was checked, and write its files; arguments as for `compare`."""
+    asked, labels, seeds, out = found.asked, list(found.names), found.seeds, found.out
     results: dict[str, list[Result | None]] = {label: [] for label in labels}
     diverged: dict[str, list[str]] = {label: [] for label in labels}
     with watched(quiet, len(seeds) * len(labels)) as watch:
         for seed in seeds:
-            for label, name, _ in variants:
+            for label, name in found.names.items():
                 follow = both(on_run(label, seed) if on_run else None, watch(f"{label}, seed {seed}"))
                 try:
-                    results[label].append(launch(arranged(label, name, seed), _folder(out, label, seed), follow))
+                    results[label].append(launch(found.arranged(label, name, seed), _folder(out, label, seed), follow))
                 except DivergedError as error:
                     results[label].append(None)
                     diverged[label].append(f"{label}, seed {seed}: {error}")
@@ -115,8 +160,8 @@ def compare(
     if not any(row.finished for row in rows):
         raise FedfillError(f"compare: no run came to its end; {next(filter(None, diverged.values()))[0]}")
     comparison = Comparison(
-        rows, tuple(seeds), Path(out), next(row for row, expanded in zip(rows, asked.values(), strict=True) if labels[base] in expanded),
-        notes=tuple(f"{row.label}: {what}" for row in rows for what in unlike[row.label]),
+        rows, tuple(seeds), out, next(row for row, expanded in zip(rows, asked.values(), strict=True) if found.baseline in expanded),
+        notes=tuple(f"{row.label}: {what}" for row in rows for what in found.unlike[row.label]),
         diverged=tuple(sentence for row in rows for sentence in diverged[row.label]),
     )  # fmt: skip
     write_files(comparison)
@@ -129,6 +174,8 @@ def _checked(
     """The algorithms by name and the seeds, where these are lists that can be compared."""
     if len(algorithms) == 0 or len(seeds) == 0:  # numpy's arrays have no truth value
         raise FedfillError("compare: needs at least one algorithm and one seed")
+    if "algorithm" in options:
+        raise FedfillError("algorithm: a comparison has algorithms, a list of them")
     if "seed" in options:
         raise FedfillError("seed: a comparison has seeds, a list of them")
     if isinstance(algorithms, str) or isinstance(seeds, str):

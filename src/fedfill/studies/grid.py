@@ -16,9 +16,12 @@ from pydantic import BaseModel, ConfigDict, Field
 from fedfill.errors import FedfillError, checked
 from fedfill.experiment.loop import OnRound
 from fedfill.runs.directory import read_toml, write_atomically
-from fedfill.studies.compare import compare
+from fedfill.studies.compare import carry_out, plan
 from fedfill.studies.comparison import Comparison
 from fedfill.studies.comparison_files import FIGURES
+
+NOT_OPTIONS = ("algorithm", "algorithms", "seed", "seeds", "out", "on_run", "quiet")
+"""Words of a comparison that are the same for the whole grid, or that nobody may give it."""
 
 
 class Grid(BaseModel):
@@ -62,6 +65,13 @@ def read_grid(path: str | Path) -> Grid:
         FedfillError: Where it can't be read, or something in it is not allowed.
     """
     grid = checked(Grid, read_toml(Path(path)), "grid")
+    for table, names in (("options", grid.options), ("grid", grid.grid)):
+        for name in NOT_OPTIONS:
+            if name in names:
+                raise FedfillError(
+                    f"grid: found {name} in [{table}]; allowed: options of an experiment and settings, with algorithms and seeds "
+                    "above the tables"
+                )
     for name, values in grid.grid.items():
         if not values or any(value in values[:k] for k, value in enumerate(values)):
             raise FedfillError(f"grid: found {values} for {name}; allowed: values that differ, at least one")
@@ -98,22 +108,23 @@ def run_grid(
     """
     grid, folder = read_grid(path), Path(out)
     cells = []
-    for values in combinations(grid):
-        words = ",".join(f"{name}={value}" for name, value in values.items())
+    named = {",".join(f"{name}={value}" for name, value in values.items()): values for values in combinations(grid)}
+    # everything is checked before anything runs
+    plans = {
+        words: plan(
+            grid.algorithms,
+            seeds=grid.seeds,
+            out=folder / re.sub(r"[^\w.=+-]+", "-", words),
+            **{**grid.options, **values, **options},
+        )
+        for words, values in named.items()
+    }
+    for words, planned in plans.items():
 
         def follow(label: str, seed: int, words: str = words) -> OnRound | None:
             return on_run(f"{words}: {label}", seed) if on_run is not None else None
 
-        place = folder / re.sub(r"[^\w.=+-]+", "-", words)
-        found = compare(
-            grid.algorithms,
-            seeds=grid.seeds,
-            out=place,
-            on_run=follow,
-            quiet=True,
-            **{**grid.options, **values, **options},
-        )
-        cells.append(Cell(values, found))
+        cells.append(Cell(named[words], carry_out(planned, follow, quiet=True)))
         # after each, so that a grid that is stopped has its first figures
         write_atomically(folder / "grid.csv", _csv(cells).encode())
         write_atomically(folder / "grid.md", markdown(cells).encode())

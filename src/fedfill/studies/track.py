@@ -39,15 +39,18 @@ def tensorboard(label: str, folder: Path) -> OnRound:
 
 def mlflow(label: str, folder: Path) -> OnRound:
     """A run of MLflow, where its own settings (MLFLOW_TRACKING_URI) say; `folder` stays empty."""
-    client = import_module("mlflow")
-    client.set_experiment("fedfill")
-    run = client.start_run(run_name=label)
+    package = import_module("mlflow")
+    client, begun = package.MlflowClient(), list[str]()
 
     def on_round(record: dict[str, Any], rounds: int) -> None:
         if "round" in record:
-            client.log_metrics(numbers(record), step=record["round"], run_id=run.info.run_id)
+            if not begun:  # a run that is only read has no rounds, and no run is ever the process's active one
+                place = package.set_experiment("fedfill").experiment_id
+                begun.append(client.create_run(place, run_name=label).info.run_id)
+            for name, value in numbers(record).items():
+                client.log_metric(begun[0], name, value, step=record["round"])
             if record["round"] == rounds:
-                client.end_run()
+                client.set_terminated(begun[0])
 
     return on_round
 
@@ -94,15 +97,3 @@ def track(tracker: str, label: str, folder: str | Path = "runs/tracked") -> OnRo
         ) from error
     name = label.replace(":", "-").replace(",", "-").replace(" ", "-").replace("/", "-")
     return TRACKERS[tracker](name, Path(folder) / tracker)
-
-
-def both(first: OnRound, second: OnRound | None) -> OnRound:
-    """One callback that calls two."""
-    if second is None:
-        return first
-
-    def on_round(record: dict[str, Any], rounds: int) -> None:
-        first(record, rounds)
-        second(record, rounds)
-
-    return on_round
