@@ -229,13 +229,14 @@ def _encode(node: Tree, put: Callable[[Tensor], str]) -> Any:
     raise TypeError(_refusal(node))
 
 
-def from_bytes(data: bytes, structure: int | None = None) -> Tree:
+def from_bytes(data: bytes, structure: int | None = None, *, unknown: bool = False) -> Tree:
     """The tree that `to_bytes` wrote.
 
     Args:
         data: What `to_bytes` returned.
         structure: Bytes of the header at the most, which in memory may become a hundred times as many; None: as many as
             safetensors reads.
+        unknown: Whether a record of a class that this program has not becomes the dict of its fields, for who looks elsewhere.
 
     Returns:
         An equal tree, tensors on the CPU.
@@ -249,28 +250,31 @@ def from_bytes(data: bytes, structure: int | None = None) -> Tree:
         if structure is not None and length > structure:
             raise ValueError(f"their structure has {length:,} bytes, and {structure:,} are the most")
         store = safetensors.torch.load(data)  # first: it checks the header
-        return _decode(json.loads(json.loads(data[8 : 8 + length])["__metadata__"]["tree"]), store)
+        return _decode(json.loads(json.loads(data[8 : 8 + length])["__metadata__"]["tree"]), store, unknown)
     except UnknownKindError:
         raise
     except (safetensors.SafetensorError, KeyError, ValueError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"these bytes hold no tree: {error}") from error
 
 
-def _decode(node: Any, store: dict[str, Tensor]) -> Tree:
+def _decode(node: Any, store: dict[str, Tensor], unknown: bool) -> Tree:
     if isinstance(node, list):
-        return [_decode(item, store) for item in node]
+        return [_decode(item, store, unknown) for item in node]
     if not isinstance(node, dict):
         return node
     if "tensor" in node:
         return store[node["tensor"]]
     if "tuple" in node:
-        return tuple(_decode(item, store) for item in node["tuple"])
+        return tuple(_decode(item, store, unknown) for item in node["tuple"])
     if "dict" in node:
-        return {key: _decode(item, store) for key, item in node["dict"]}
+        return {key: _decode(item, store, unknown) for key, item in node["dict"]}
     kind = node["record"]
-    if kind not in Record._kinds:
+    fields = {name: _decode(item, store, unknown) for name, item in node["fields"].items()}
+    if kind in Record._kinds:
+        return Record._kinds[kind](**fields)
+    if not unknown:
         raise UnknownKindError(f"these bytes hold a record of the unknown kind '{kind}'")
-    return Record._kinds[kind](**{name: _decode(item, store) for name, item in node["fields"].items()})
+    return fields
 
 
 def validated(value: Tree, kind: Any) -> None:

@@ -250,13 +250,13 @@ class RunDirectory:
         """Replace the checkpoint: one safetensors file with its structure as JSON inside."""
         self.write("checkpoint/state.safetensors", tree.to_bytes(state))
 
-    def read_checkpoint(self, setting: str = "resume") -> dict[str, Any] | None:
-        """The checkpoint, or None where there is none yet."""
+    def read_checkpoint(self, setting: str = "resume", *, unknown: bool = False) -> dict[str, Any] | None:
+        """The checkpoint, or None where there is none yet; `unknown`: also without the code that wrote it, see `tree.from_bytes`."""
         path = self.path / "checkpoint" / "state.safetensors"
         if not path.exists():
             return None
         try:
-            state = tree.from_bytes(path.read_bytes())
+            state = tree.from_bytes(path.read_bytes(), unknown=unknown)
             if not isinstance(state, dict):
                 raise ValueError(f"a {type(state).__name__} in place of a table")
         except OSError as error:

@@ -182,7 +182,8 @@ def of_run(place: RunDirectory, data: Any = None, data_dir: str | Path | None = 
         FedfillError: Where it is not finished, or has no model.
     """
     document, summary = place.read_experiment("export"), place.summary()
-    checkpoint = place.read_checkpoint("export")
+    # its weights alone are wanted, whatever the algorithm keeps beside them
+    checkpoint = place.read_checkpoint("export", unknown=True)
     if summary is None or checkpoint is None:
         raise FedfillError(
             f"export: {place.path} holds {len(place.rounds())} of {document.get('rounds')} rounds; 'fedfill resume {place.path}' finishes it"
