@@ -126,7 +126,7 @@ DAMAGED: dict[str, list[Any]] = {
     "class_names": [None, {}, [], 5, "ab", [None] * 10, [[]] * 10, ["1"] * 10, [5] * 10, ["a", "b"]],
     "weights": [None, {}, [], [{}], [5]],
     "weights.0.sha256": [None, "", 5, ...],
-    "format": [None, "1", 1.5, True, 2, ...],
+    "format": [None, "1", 1.5, True, 0, 2, ...],
     "run": [None, [], ...],
     "privacy": [None, 5, ...],
 }

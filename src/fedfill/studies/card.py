@@ -79,7 +79,7 @@ class _Entry(_Part):
 
 
 class _Card(_Part):
-    format: int
+    format: Annotated[int, Field(ge=1)]
     fedfill: str
     network: _Network
     class_names: list[str] = Field(min_length=1)
