@@ -18,6 +18,7 @@ __all__ = [
     "FedfillError",
     "Result",
     "__version__",
+    "audit",
     "compare",
     "export",
     "load",
@@ -36,6 +37,7 @@ _HOME = {
     "Experiment": "fedfill.experiment.settings",
     "FedfillError": "fedfill.errors",
     "Result": "fedfill.experiment.summary",
+    "audit": "fedfill.studies.audit",
     "compare": "fedfill.studies.compare",
     "export": "fedfill.studies.export",
     "load": "fedfill.studies.use",
@@ -53,6 +55,7 @@ if TYPE_CHECKING:
     from fedfill.errors import FedfillError
     from fedfill.experiment.settings import Experiment
     from fedfill.experiment.summary import Result
+    from fedfill.studies.audit import audit
     from fedfill.studies.compare import compare
     from fedfill.studies.comparison import Comparison
     from fedfill.studies.export import export

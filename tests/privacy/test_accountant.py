@@ -12,13 +12,8 @@ from hypothesis import strategies as st
 from tests.helpers import refused
 
 from fedfill.privacy import accountant
-from fedfill.privacy.accountant import (
-    compose,
-    gaussian_mu,
-    label_change_sensitivity,
-    mean_sensitivity,
-    std_for,
-)
+from fedfill.privacy.accountant import compose, gaussian_mu, std_for
+from fedfill.privacy.sensitivity import label_change_sensitivity, mean_sensitivity
 
 DELTA = 1e-5
 COUNTS = (10, 50, 100, 500)

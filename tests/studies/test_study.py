@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from fedfill.experiment.summary import Result
 from fedfill.studies import compare as comparing
 from fedfill.studies.comparison import Comparison, Row
 from fedfill.studies.look import Look
-from fedfill.studies.recommend import Candidate, candidates, choose, ranked, recommend, without_head
+from fedfill.studies.recommend import Asked, Candidate, candidates, choose, ranked, recommend, without_head
 from fedfill.studies.rules import (
     SUMS,
     TRAINED,
@@ -30,7 +31,8 @@ from fedfill.studies.rules import (
     score,
     validation_share,
 )
-from fedfill.studies.study import Study, _plan, _screened_rounds, parse_budget, study
+from fedfill.studies.stages import parse_budget, plan_for, screened_rounds_of
+from fedfill.studies.study import Study, commands_for, study
 
 SMALL: dict[str, Any] = {"data": "digits", "partition": "dirichlet:0.1", "clients": 5, "rounds": 3, "seeds": [0, 1]}
 QUICK: dict[str, Any] = {"local_epochs": 1, "batch_size": 64, "data_fraction": 0.4}
@@ -118,7 +120,8 @@ def test_it_is_printed_with_what_to_do_next(answered: Study, capsys: pytest.Capt
     assert words[:3] == ["fedfill", "run", "fed3r"]
     assert "--client-validation" not in words
     assert {"local_epochs=1", "batch_size=64"} <= set(words)
-    assert "fedfill export runs/model" in text
+    assert "fedfill export runs/model --to model" in text
+    assert "None" not in command
 
 
 @pytest.mark.parametrize(
@@ -142,9 +145,33 @@ def test_slips_are_found_before_anything_runs(given: dict[str, Any], facts: tupl
     assert not (tmp_path / "s").exists()
 
 
+def test_the_command_has_every_word_that_was_given() -> None:
+    """A network of its own too, and nothing for what was not given."""
+    found = [candidate("scaffold:mu=0.1", 0.9, rounds=7)]
+    given = {"data": "digits", "model": "cnn2", "data_dir": None, "client_validation": 0.2, "momentum": 0.5}
+    train, *_ = commands_for("scaffold:mu=0.1", found, given)
+    assert shlex.split(train) == [
+        "fedfill", "run", "scaffold", "--data", "digits", "--model", "cnn2", "--set", "momentum=0.5", "--rounds", "7",
+        "--set", "mu=0.1", "--out", "runs/model",
+    ]  # fmt: skip
+
+
+def test_methods_that_cannot_take_a_setting_are_left_out_and_named(tmp_path: Path) -> None:
+    """SCAFFOLD needs sgd; a user who asks for adam has not named it."""
+    options = {**SMALL, "rounds": 1, "clients": 2, "seeds": [0], "partition": "iid"}
+    found = study(**options, **QUICK, optimizer="adam", out=tmp_path / "s")
+    assert not any("scaffold" in entry.label for entry in found.entries)
+    (why,) = [why for names, why in found.not_tried.items() if names.startswith("scaffold")]
+    assert "optimizer" in why
+    with refused("learning_rate"):
+        study(**options, **QUICK, learning_rate=-1, out=tmp_path / "t")
+
+
 def test_another_study_in_the_folder_is_refused(answered: Study, tmp_path: Path) -> None:
     with refused("out", answered.directory, "another study"):
         study(**{**SMALL, "partition": "iid"}, **QUICK, out=answered.directory)
+    with refused("out", "budget None, not 600"):
+        study(**SMALL, **QUICK, budget="10m", out=answered.directory)
     (tmp_path / "mine.txt").write_text("mine")
     with refused("out", "mine.txt"):
         study(**SMALL, **QUICK, out=tmp_path)
@@ -164,10 +191,15 @@ def test_with_a_guarantee_asked_for_only_those_that_give_one(tmp_path: Path) -> 
     options = {**SMALL, "rounds": 2, "partition": "iid", "clients": 2, "seeds": [0]}
     found = study(**options, target_epsilon=8, out=tmp_path / "s")
     assert [candidate.label for candidate in found.finalists] == ["fed3r", "softmax"]
-    assert found.references == {}
+    assert list(found.references) == ["without noise"]
     assert found.recommendation is not None
     assert found.recommendation.sure == "one seed"
-    assert any("epsilon" in sentence for sentence in found.recommendation.sentences)
+    text = str(found)
+    assert all(words in text for words in ("epsilon", "Without noise".lower(), "trust=secure"))
+    assert "target_epsilon=8" in found.commands[0]
+    reasons = {name: why for names, why in found.not_tried.items() for name in names.split(", ")}
+    assert "guarantee" in reasons["fedavg"]
+    assert "guarantee" not in reasons["dpfedavg"]
 
 
 def test_data_from_python_have_a_command_in_python(tmp_path: Path) -> None:
@@ -178,8 +210,16 @@ def test_data_from_python_have_a_command_in_python(tmp_path: Path) -> None:
         data=(inputs, labels), partition="iid", clients=3, rounds=2, seeds=[0], local_epochs=1, out=tmp_path / "s"
     )
     assert found.recommendation is not None
-    (command,) = found.commands
-    assert command.startswith("fedfill.run(")
+    train, export, use = found.commands
+    assert train.startswith(f'fedfill.run("{found.recommendation.label.partition(":")[0]}", ')
+    for words in ("data=..., ", "partition='iid', ", "clients=3, ", "local_epochs=1, ", "out='runs/model'"):
+        assert words in train
+    assert "validation" not in train
+    assert export.startswith("fedfill.export(")
+    assert use.startswith("fedfill.load(")
+    assert repr(found).startswith("<study: take ")
+    assert len(found.to_frame()) == len(found.finalists)
+    assert "<table>" in found._repr_html_()
     assert json.loads((tmp_path / "s" / "study.json").read_text())["request"]["data"] == "python"
 
 
@@ -254,7 +294,7 @@ def candidate(
 def test_the_test_set_decides_nothing() -> None:
     found = [candidate("a", 0.8, 0.9, test=0.1), candidate("b", 0.7, 0.8, test=0.99)]
     assert choose(found) is found[0]
-    answer = recommend(found, {}, "everyone", 10)
+    answer = recommend(found, {}, "everyone", Asked(10))
     assert answer is not None
     assert answer.label == "a"
     assert answer.sure == "yes"
@@ -264,7 +304,7 @@ def test_the_test_set_decides_nothing() -> None:
 def test_among_those_that_are_alike_the_cheapest() -> None:
     dear, cheap = candidate("dear", 0.803, 0.803, rounds=50), candidate("cheap", 0.80, 0.80, rounds=1)
     assert choose([dear, cheap]) is cheap
-    answer = recommend([dear, cheap], {}, "everyone", 50)
+    answer = recommend([dear, cheap], {}, "everyone", Asked(50))
     assert answer is not None
     assert "costs less" in answer.sentences[1]
     assert choose([candidate("dear", 0.81, 0.81, rounds=50), cheap]) is not cheap
@@ -276,14 +316,37 @@ def test_who_diverged_is_not_recommended() -> None:
     broken = candidate("broken", 0.99, None)
     assert ranked([broken]) == []
     assert choose([broken, candidate("a", 0.5, 0.5)]).label == "a"  # type: ignore[union-attr]
-    assert recommend([broken], {}, "everyone", 5) is None
+    assert recommend([broken], {}, "everyone", Asked(5)) is None
 
 
 def test_within_the_noise_is_said() -> None:
-    answer = recommend([candidate("a", 0.9, 0.7), candidate("b", 0.7, 0.8)], {}, "own", 10)
+    answer = recommend([candidate("a", 0.9, 0.7), candidate("b", 0.7, 0.8)], {}, "own", Asked(10))
     assert answer is not None
     assert answer.sure == "no"
     assert "within the noise of 2 seeds" in answer.sentences[1]
+
+
+def test_what_a_budget_took_away_is_said() -> None:
+    found = [candidate("a", 0.9, rounds=1), candidate("fedavg", 0.2, rounds=3)]
+    asked = Asked(50, 3, budget=60.0, elapsed=75.0)
+    answer = recommend(found, {}, "everyone", asked)
+    assert answer is not None
+    text = "; ".join(answer.sentences)
+    assert "3 of 50 rounds and 1 of 3 seeds" in text
+    assert "75 seconds" in text
+    assert "60 were asked for" in text
+    kept = recommend(found, {}, "everyone", Asked(3, 1, budget=60.0, elapsed=50.0))
+    assert not any("budget" in sentence or "asked for" in sentence for sentence in kept.sentences)  # type: ignore[union-attr]
+    (alone,) = [s for s in recommend(found[:1], {}, "own", asked).sentences if s.startswith("one seed")]  # type: ignore[union-attr]
+    assert "chance" in alone
+
+
+def test_without_test_splits_no_figure_is_made_up() -> None:
+    bare = replace(candidate("a", 0.9, 0.8), own=(None, None))
+    answer = recommend([bare], {"local": bare}, "own", Asked(5))
+    assert answer is not None
+    assert not any("no figure after" in sentence for sentence in answer.sentences)
+    assert sum("client_test" in sentence for sentence in answer.sentences) == 1
 
 
 # --- the plan --------------------------------------------------------------------------------------------------------
@@ -311,7 +374,7 @@ def planned(tmp_path: Path) -> Callable[[float | None], Any]:
     tried = [Entry("fed3r", SUMS, ""), Entry("softmax", SUMS, ""), Entry("fedavg:head=ccvr", TRAINED, "")]
     tried += [Entry("scaffold", TRAINED, ""), Entry("fedprox", TRAINED, "")]
     eligible = [one for one in candidates(compared, "everyone") if one.label not in ("local", "central")]
-    return lambda seconds: _plan(compared, eligible, tried, 50, 2, (0, 1, 2), seconds, False)
+    return lambda seconds: plan_for(compared, eligible, tried, 50, 2, (0, 1, 2), seconds, False)
 
 
 def test_the_best_of_each_kind_go_on_and_fedavg_always(planned: Callable[[float | None], Any]) -> None:
@@ -338,9 +401,11 @@ def test_a_budget_by_hand(planned: Callable[[float | None], Any], seconds: float
 
 def test_the_rounds_of_the_screening() -> None:
     tried = [Entry("fed3r", SUMS, ""), Entry("fedavg", TRAINED, ""), Entry("scaffold", TRAINED, "")]
-    assert _screened_rounds(50, None, None, tried) == 10
-    assert _screened_rounds(3, None, None, tried) == 1
+    assert screened_rounds_of(50, None, None, tried) == 10
+    assert screened_rounds_of(3, None, None, tried) == 1
     # four trained ones with the references: 0.3 * 100 / (4 * 1.5) = 5
-    assert _screened_rounds(50, 100, 1.5, tried) == 5
-    assert _screened_rounds(50, 1, 1.5, tried) == 1
-    assert _screened_rounds(50, 10000, 1.5, tried) == 10
+    assert screened_rounds_of(50, 100, 1.5, tried) == 5
+    assert screened_rounds_of(50, 1, 1.5, tried) == 1
+    assert screened_rounds_of(50, 10000, 1.5, tried) == 10
+    # 3 s beside the rounds of each: (30 - 12) / 6
+    assert screened_rounds_of(50, 100, 1.5, tried, 3.0) == 3

@@ -12,6 +12,7 @@ import typer
 import fedfill
 from fedfill.cli import deploy
 from fedfill.cli.answers import grid, study
+from fedfill.cli.audits import audit
 from fedfill.cli.commands import compare, measure, partition, reproduce, resume, run, synthesise
 from fedfill.cli.help import Grouped, GroupedGroup, example
 from fedfill.cli.listing import list_names
@@ -62,11 +63,18 @@ EXAMPLES = {
     "reproduce": ("fedfill reproduce feddpms-table1-fmnist --data-dir DATA --seeds 0",),
     "synthesise": ("fedfill synthesise runs/NAME --per-class 200 --out made.safetensors",),
     "measure": ("fedfill measure runs/NAME --ceiling",),
+    "audit": (
+        "fedfill audit fed3r --set target_epsilon=3 --repeats 10000",
+        "fedfill audit dpfedavg --canaries 5000",
+        "fedfill audit runs/NAME",
+    ),
     "partition": ("fedfill partition --data ./photos --partition classes:2 --clients 10",),
     "list": ("fedfill list algorithms", "fedfill list settings feddpms"),
 }
 """Under the help of each command."""
-for command in (study, run, resume, compare, grid, reproduce, report, export, predict, synthesise, measure, partition):
+for command in (
+    study, run, resume, compare, grid, reproduce, report, export, predict, synthesise, measure, audit, partition,
+):  # fmt: skip
     app.command(cls=Grouped, epilog=example(*EXAMPLES[command.__name__]))(command)
 app.command("list", cls=Grouped, epilog=example(*EXAMPLES["list"]))(list_names)
 app.add_typer(deploy.app, name="deploy")

@@ -138,7 +138,7 @@ def print_study(study: Study) -> None:
     for names, why in study.not_tried.items():
         paragraph(f"* {names}: {why}.")
     if study.commands:
-        screen.print("\n[bold]To train it on all samples, and use it[/bold]", markup=True)
+        screen.print("\n[bold]To train it, with the validation samples too, and to use it[/bold]", markup=True)
         for command in study.commands:
             tell(command)
     tell(f"\nStudy: {study.directory}/study.json; its stages: {study.directory}/screen, final")

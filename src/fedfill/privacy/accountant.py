@@ -1,4 +1,4 @@
-"""What Gaussian noise buys: exact epsilon and delta, their composition, and the sensitivity of a mean.
+"""What Gaussian noise buys: exact epsilon and delta, their composition, with and without sampling.
 
 Everything is told by one number, mu: the l2 sensitivity of what is released, divided by the standard deviation of the
 noise on it (the parameter of Gaussian differential privacy; Dong, Roth and Su 2022). Releases about the same records
@@ -12,16 +12,13 @@ from __future__ import annotations
 import functools
 import logging
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 from scipy import special
 
-from fedfill.errors import FedfillError, did_you_mean
-
-BOUNDS = ("none", "sigmoid", "clip")
-"""How latent codes can be bounded; without a bound, no noise gives a guarantee."""
+from fedfill.errors import FedfillError
 
 _LITTLE_NOISE, _MANY_STEPS, _MANY_MECHANISMS = 0.1, 10**6, 10
 _COARSEST_GRID = 100.0  # dp-accounting takes its exponential
@@ -161,67 +158,6 @@ def std_for(sensitivity: float, epsilon: float, delta: float, copies: int = 1) -
     return multiplier * sensitivity * math.sqrt(copies)
 
 
-def mean_sensitivity(latent_dim: int, count: int, bound: str = "sigmoid", norm: float | None = None) -> float:
-    """How far one record can move the mean of latent codes when it is replaced by another of the same class.
-
-    For several classes take the smallest count: the record is in one class alone. The figure is right only where one
-    record's code doesn't depend on the other records: a fixed encoder in evaluation mode.
-
-    Args:
-        latent_dim: Coordinates of a latent code, l.
-        count: Records in the mean, m.
-        bound: ``"sigmoid"`` for coordinates in 0..1, ``"clip"`` for codes clipped to l2 length `norm`, ``"none"``.
-        norm: The length C for ``"clip"``.
-
-    Returns:
-        ``sqrt(l) / m`` (FedDPMS's 1 / m is that of one coordinate), ``2 C / m``, or infinity without a bound.
-
-    Raises:
-        FedfillError: Where `bound` is unknown, or `norm` is missing or not above 0.
-        ValueError: Where `latent_dim` or `count` is below 1.
-    """
-    if latent_dim < 1 or count < 1:
-        raise ValueError(f"a mean needs a coordinate and a record, not {latent_dim} and {count}")
-    if bound == "none":
-        return math.inf
-    if bound == "sigmoid":
-        return math.sqrt(latent_dim) / count
-    if bound == "clip":
-        if norm is None or not 0 < norm < math.inf:
-            raise FedfillError(f"the norm to clip latent codes to is {norm}; it must be a finite number above 0")
-        return 2 * norm / count
-    raise FedfillError(f"the bound of the latent codes is '{bound}'; {did_you_mean(bound, BOUNDS)}")
-
-
-def label_change_sensitivity(
-    latent_dim: int, count: int, other_count: int, bound: str = "sigmoid", norm: float | None = None
-) -> float:
-    """How far one record can move the means of all classes together when its class may change as well.
-
-    The record leaves one class and enters another, so two means move. The figure is conservative: the mean that gains a
-    record is charged as if it had one fewer. It covers the means alone: class sizes, and with them which classes are
-    released, now depend on the record too.
-
-    Args:
-        latent_dim: Coordinates of a latent code.
-        count: Records of the one class; for the worst case, of the smallest released class.
-        other_count: Records of the other; for the worst case, of the second smallest.
-        bound: As for `mean_sensitivity`.
-        norm: As for `mean_sensitivity`.
-
-    Returns:
-        ``sqrt(1 / count**2 + 1 / other_count**2)`` times the range of a latent code: at most ``sqrt(2)`` times the
-        `mean_sensitivity` of the smaller class.
-
-    Raises:
-        FedfillError: As for `mean_sensitivity`.
-        ValueError: As for `mean_sensitivity`.
-    """
-    return math.hypot(
-        mean_sensitivity(latent_dim, count, bound, norm), mean_sensitivity(latent_dim, other_count, bound, norm)
-    )
-
-
 @functools.lru_cache(maxsize=4096)
 def sampled_epsilon(noise_multiplier: float, probability: float, rounds: int, delta: float) -> float:
     """Epsilon of a Gaussian mechanism on Poisson samples, round after round (privacy loss distributions of dp-accounting).
@@ -315,21 +251,70 @@ def added_epsilon(mu: float, sampled: tuple[tuple[float, float, int], ...], delt
     return _whole_epsilon(mu, sampled, delta, 1.0)
 
 
+def replaced_deltas(
+    mu: float, sampled: tuple[tuple[float, float, int], ...], epsilons: Sequence[float]
+) -> tuple[float, ...]:
+    """Delta at given epsilons of everything that was released about one record, where it is replaced by another.
+
+    Together these pairs are the trade-off curve that an audit tests (`fedfill.privacy.bounds.trade_off`).
+
+    Args:
+        mu: As in `replaced_epsilon`.
+        sampled: As in `replaced_epsilon`.
+        epsilons: At which, 0 or more each.
+
+    Returns:
+        Upper bounds on delta, 0..1, close to the exact values, one for each epsilon.
+    """
+    return _whole_deltas(mu, sampled, tuple(epsilons), 2.0)
+
+
+def added_deltas(
+    mu: float, sampled: tuple[tuple[float, float, int], ...], epsilons: Sequence[float]
+) -> tuple[float, ...]:
+    """As `replaced_deltas`, for one record, or one client, that is added or removed.
+
+    Args:
+        mu: As in `added_epsilon`.
+        sampled: As in `added_epsilon`.
+        epsilons: At which, 0 or more each.
+
+    Returns:
+        Upper bounds on delta, 0..1, close to the exact values, one for each epsilon.
+    """
+    return _whole_deltas(mu, sampled, tuple(epsilons), 1.0)
+
+
 @functools.lru_cache(maxsize=4096)
 def _whole_epsilon(mu: float, sampled: tuple[tuple[float, float, int], ...], delta: float, norms: float) -> float:
     """For a record that moves a sum by so many norms: one where it is added or removed, two where it is replaced."""
+    found = _losses(mu, sampled, delta, norms)
+    return epsilon(found, delta) if isinstance(found, float) else float(found.get_epsilon(delta))
+
+
+@functools.lru_cache(maxsize=64)
+def _whole_deltas(
+    mu: float, sampled: tuple[tuple[float, float, int], ...], epsilons: tuple[float, ...], norms: float
+) -> tuple[float, ...]:
+    found = _losses(mu, sampled, 1e-5, norms)
+    one = functools.partial(delta, found) if isinstance(found, float) else found.get_delta
+    return tuple(min(float(one(at)), 1.0) for at in epsilons)
+
+
+def _losses(mu: float, sampled: tuple[tuple[float, float, int], ...], delta: float, norms: float) -> Any:
+    """The accountant of everything together, or a mu where all of it is as Gaussian noise, or is charged as if it were."""
     # so little noise that the distributions outgrow memory: as if every record were in every step
     few = [(noise, steps) for noise, _, steps in sampled if noise < _LITTLE_NOISE]
     mu = math.hypot(mu, *(gaussian_mu(norms, noise, steps) for noise, steps in few))
     sampled = tuple(item for item in sampled if item[0] >= _LITTLE_NOISE)
     if not sampled or not mu < _EXACT[1]:
-        return epsilon(mu, delta)
+        return mu
     _check_delta(delta)
     interval = _interval(mu, sampled, delta)
     many = sum(steps for _, _, steps in sampled) > _MANY_STEPS or len(sampled) > _MANY_MECHANISMS
     if many or interval > _COARSEST_GRID:
         # distributions would take for ever, and may come of what a host says of itself: without sampling here too
-        return epsilon(math.hypot(mu, *(gaussian_mu(norms, noise, steps) for noise, _, steps in sampled)), delta)
+        return math.hypot(mu, *(gaussian_mu(norms, noise, steps) for noise, _, steps in sampled))
     import dp_accounting
     from dp_accounting import pld
 
@@ -340,7 +325,7 @@ def _whole_epsilon(mu: float, sampled: tuple[tuple[float, float, int], ...], del
         accountant.compose(_sampled_event(noise, probability), steps)
     if mu:
         accountant.compose(dp_accounting.GaussianDpEvent(norms / mu))
-    return float(accountant.get_epsilon(delta))
+    return accountant
 
 
 def _interval(mu: float, sampled: tuple[tuple[float, float, int], ...], delta: float) -> float:

@@ -9,6 +9,7 @@ Symmetric blocks travel as their upper triangle (`pack`), and have noise on thei
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -188,6 +189,7 @@ def _normal(weights: Mapping[str, float]) -> dict[str, float]:
     return {name: weight / total for name, weight in weights.items()}
 
 
+@functools.lru_cache(maxsize=1024)
 def mu_for(epsilon: float, delta: float) -> float:
     """The largest mu that keeps a promise; `accountant.epsilon` of it is the promise, to a billionth of mu.
 

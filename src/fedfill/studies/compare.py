@@ -75,7 +75,7 @@ def compare(
             f"client_validation: found {options['client_validation']!r} with alternatives, which are chosen by it; allowed: above 0"
         )
     variants = [(label, *parse_variant(label)) for label in labels]
-    shared = _shared_settings([name for _, name, _ in variants], options)
+    shared = shared_settings([name for _, name, _ in variants], options)
 
     given = {label: over(shared[name], own) for label, name, own in variants}
     needs = {need: name for label, name, _ in reversed(variants) for need in _needs(name, given[label])}
@@ -203,7 +203,8 @@ def _needs(name: str, options: Mapping[str, Any]) -> tuple[str, ...]:
     return checked(find(name), settings).needs()
 
 
-def _shared_settings(names: Sequence[str], options: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+def shared_settings(names: Sequence[str], options: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Of the options for all, those that each algorithm has; refused where none has one."""
     shared: dict[str, dict[str, Any]] = {name: {} for name in names}
     for key, value in options.items():
         refusal: FedfillError | None = None

@@ -71,6 +71,27 @@ class Recommendation:
     sentences: tuple[str, ...]
 
 
+@dataclass(frozen=True)
+class Asked:
+    """What a study was asked for, and what it took.
+
+    Attributes:
+        rounds: Of the last stage.
+        seeds: How many.
+        budget: Seconds; None: no limit.
+        elapsed: Seconds that it took in this call.
+        private: Whether a guarantee was asked for.
+        trust: Who adds its noise.
+    """
+
+    rounds: int
+    seeds: int = 3
+    budget: float | None = None
+    elapsed: float = 0.0
+    private: bool = False
+    trust: str = "site"
+
+
 def without_head(label: str) -> str:
     """A label without its ``head``."""
     name, _, rest = label.partition(":")
@@ -138,15 +159,15 @@ def choose(found: Sequence[Candidate]) -> Candidate | None:
 
 
 def recommend(
-    found: Sequence[Candidate], references: Mapping[str, Candidate], goal: Goal, most: int
+    found: Sequence[Candidate], references: Mapping[str, Candidate], goal: Goal, asked: Asked
 ) -> Recommendation | None:
     """What to take, in plain words.
 
     Args:
         found: The finalists, of the same seeds.
-        references: ``local`` and ``central``, where they were run.
+        references: ``local`` and ``central``, or the same method ``without noise``, where they were run.
         goal: Where the model will be used.
-        most: Rounds that were asked for.
+        asked: What was asked for.
 
     Returns:
         The recommendation; None where all diverged.
@@ -155,62 +176,98 @@ def recommend(
     if chosen is None:
         return None
     others = [candidate for candidate in ranked(found) if candidate is not chosen]
-    seeds = len(chosen.validation)
     where = (
         "on all clients' validation samples together"
         if goal == "everyone"
         else "on each client's own validation samples"
     )
     sentences = [f"take {chosen.label}: it recognises {_percent(chosen.validation)} {where}, which decided"]
-    sure = "one seed" if seeds == 1 else "yes"
-    if others:
-        ahead = chosen.over(others[0])
-        assert ahead is not None
-        if seeds > 1:
-            sure = "no" if ahead.within_noise else "yes"
-        how = {
-            "yes": "more than chance",
-            "no": f"within the noise of {seeds} seeds",
-            "one seed": "of one seed, so chance may decide",
-        }
-        cheaper = ahead.mean < 0
-        sentences.append(
-            f"it is {points(ahead)} points from {others[0].label}, the next: {how[sure]}"
-            + (
-                f"; as the two are alike ({100 * ALIKE:.1f} points), the one that costs less was taken"
-                if cheaper
-                else ""
-            )
-        )
-        plain = next((candidate for candidate in others[1:] if candidate.label == "fedavg"), None)
-        if plain is not None and (gain := chosen.over(plain)) is not None:
-            sentences.append(f"over plain FedAvg it gains {points(gain)} points")
-    test, name = (
-        (chosen.accuracy, "everyone's test set") if goal == "everyone" else (chosen.own, "the clients' own test splits")
-    )
-    sentences.append(f"on {name}, by which nothing was chosen, it has {_percent(test)}")
-    for label, words in (
-        ("local", "a client alone has"),
-        ("central", "with all data in one place FedAvg's network reaches"),
-    ):
-        if label in references:
-            reference = references[label]
-            figures = reference.accuracy if goal == "everyone" else reference.own
-            sentences.append(
-                f"for scale, on the same: {words} {_percent(figures)} after {_many(reference.rounds, 'round')}, one seed"
-            )
+    sure, said = _compared(chosen, others)
+    sentences += [*said, *_cut(chosen, found, asked), *_for_scale(chosen, references, goal, asked)]
     sentences.append(
         f"it costs {_many(chosen.rounds, 'round')}, {chosen.bytes / 1e6:,.1f} MB in all and {chosen.seconds:,.0f} seconds here"
     )
     sentences.append(f"privacy: {chosen.guarantee}".rstrip("."))
     rising = [f"{c.label} ({100 * c.rising:+.1f})" for c in found if c.rising is not None and c.rising >= RISING]
     if rising:
-        had = max(candidate.rounds for candidate in found)
-        short = f", and they had {had} of {most} rounds" if had < most else ""
         sentences.append(
-            f"not converged, in points over the last quarter of the rounds: {', '.join(rising)}{short}; with more rounds the answer may change"
+            f"not converged, in points over the last quarter of the rounds: {', '.join(rising)}; with more rounds the answer may change"
         )
     return Recommendation(chosen.label, sure, tuple(sentences))
+
+
+def _compared(chosen: Candidate, others: Sequence[Candidate]) -> tuple[str, list[str]]:
+    """How sure the choice is, and how far the others are."""
+    seeds = len(chosen.validation)
+    sure, sentences = "one seed" if seeds == 1 else "yes", list[str]()
+    if not others:
+        return sure, ["one seed, so chance may decide"] if seeds == 1 else []
+    ahead = chosen.over(others[0])
+    assert ahead is not None
+    if seeds > 1:
+        sure = "no" if ahead.within_noise else "yes"
+    how = {
+        "yes": "more than chance",
+        "no": f"within the noise of {seeds} seeds",
+        "one seed": "of one seed, so chance may decide",
+    }
+    alike = f"; as the two are alike ({100 * ALIKE:.1f} points), the one that costs less was taken"
+    sentences.append(
+        f"it is {points(ahead)} points from {others[0].label}, the next: {how[sure]}{alike if ahead.mean < 0 else ''}"
+    )
+    plain = next((candidate for candidate in others[1:] if candidate.label == "fedavg"), None)
+    if plain is not None and (gain := chosen.over(plain)) is not None:
+        sentences.append(f"over plain FedAvg it gains {points(gain)} points")
+    return sure, sentences
+
+
+def _cut(chosen: Candidate, found: Sequence[Candidate], asked: Asked) -> list[str]:
+    """What a budget took away, and whether it was kept."""
+    if asked.budget is None:
+        return []
+    had, seeds = max(candidate.rounds for candidate in found), len(chosen.validation)
+    sentences = []
+    if had < asked.rounds or seeds < asked.seeds:
+        sentences.append(
+            f"the budget left {had} of {_many(asked.rounds, 'round')} and {seeds} of {_many(asked.seeds, 'seed')}, which favours methods "
+            "of one round: with a larger one, in another folder, the answer may change"
+        )
+    if asked.elapsed > asked.budget:
+        sentences.append(
+            f"it took {asked.elapsed:,.0f} seconds, and {asked.budget:,.0f} were asked for: methods on sums, one round of each other "
+            "method and one seed are the least"
+        )
+    return sentences
+
+
+def _for_scale(chosen: Candidate, references: Mapping[str, Candidate], goal: Goal, asked: Asked) -> list[str]:
+    """Test figures, of it and of what it is held against."""
+
+    def figures(candidate: Candidate) -> Sequence[float | None]:
+        return candidate.accuracy if goal == "everyone" else candidate.own
+
+    test = "everyone's test set" if goal == "everyone" else "the clients' own test splits"
+    if all(value is None for value in figures(chosen)):
+        return [f"nobody has samples in {test} (client_test), so that no figure stands beside what decided"]
+    sentences = [f"on {test}, by which nothing was chosen, it has {_percent(figures(chosen))}"]
+    for label, words in (
+        ("local", "a client alone has"),
+        ("central", "with all data in one place FedAvg's network reaches"),
+        ("without noise", "without noise, and so without a guarantee, it has"),
+    ):
+        if label in references:
+            reference = references[label]
+            after = f" after {_many(reference.rounds, 'round')}"
+            sentences.append(f"for scale, on {test}: {words} {_percent(figures(reference))}{after}, one seed")
+    alone = references.get("local")
+    if goal == "own" and alone is not None and (alone.mean or 0) >= (chosen.mean or 0) - ALIKE:
+        sentences.append("a client alone is as good on its own samples: for these alone no federation is needed")
+    if asked.private and asked.trust == "site":
+        sentences.append(
+            "each client adds the whole noise (trust=site), so that nobody has to be trusted; with trust=secure the sum has about as "
+            "much noise as one client adds now, on the conditions that docs/privacy.md names"
+        )
+    return sentences
 
 
 def _percent(values: Sequence[float | None]) -> str:

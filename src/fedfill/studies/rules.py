@@ -45,6 +45,13 @@ NOT_TRIED: Mapping[str, str] = {
 }
 """What is left out whatever was seen, and why."""
 
+WITHOUT_A_PLACE: Mapping[str, str] = {
+    "dpfedavg": "it protects whole clients against all but the server, and needs hundreds of them",
+    "fedcgs": "another head from the same sums as fed3r; 'fedfill compare' has it",
+    "fedpft, fedgauss, dpmerf, fedcvae": "their guarantee is for synthetic data; see docs/synthetic-data.md",
+}
+"""What can have a guarantee and is left out where one is asked for."""
+
 
 def entries(seen: Look, goal: Goal, shape: tuple[int, ...], private: bool) -> list[Entry]:
     """What a study runs.
@@ -80,20 +87,23 @@ def entries(seen: Look, goal: Goal, shape: tuple[int, ...], private: bool) -> li
     return found
 
 
-def left_out(tried: Sequence[Entry], known: Collection[str]) -> dict[str, str]:
+def left_out(tried: Sequence[Entry], known: Collection[str], private: bool = False) -> dict[str, str]:
     """What was not tried, and why.
 
     Args:
         tried: What was.
         known: Names of all algorithms.
+        private: Whether a guarantee was asked for.
 
     Returns:
         Reasons by names.
     """
-    named = {word for names in NOT_TRIED for word in names.replace(",", " ").split()}
-    ran = {entry.label.partition(":")[0] for entry in (*tried, *REFERENCES)}
+    reasons = WITHOUT_A_PLACE if private else NOT_TRIED
+    named = {word for names in reasons for word in names.replace(",", " ").split()}
+    ran = {entry.label.partition(":")[0] for entry in (*tried, *(() if private else REFERENCES))}
     others = sorted(set(known) - named - ran)
-    return {**NOT_TRIED, ", ".join(others): "no rule names them for what was seen here"}
+    why = "they give no guarantee for a whole run" if private else "no rule names them for what was seen here"
+    return {**reasons, ", ".join(others): why}
 
 
 def goal_of(seen: Look, domains: bool) -> Goal:

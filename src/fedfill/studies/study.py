@@ -3,59 +3,46 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 from fedfill import __version__
-from fedfill.algorithms import known_algorithms
+from fedfill.algorithms import known_algorithms, parse_variant
 from fedfill.data.partitions import Partition, is_function
 from fedfill.errors import FedfillError, checked
-from fedfill.experiment.loop import OnRound
 from fedfill.experiment.own import Network
-from fedfill.experiment.prepare import divide
-from fedfill.experiment.settings import Experiment, whole_numbers
+from fedfill.experiment.prepare import arrange, divide
+from fedfill.experiment.settings import Experiment, over, whole_numbers
 from fedfill.options import Shared
 from fedfill.runs.directory import to_json, write_atomically
-from fedfill.studies.compare import compare
+from fedfill.runs.shown import html_table
+from fedfill.studies.compare import shared_settings
 from fedfill.studies.comparison import Comparison
 from fedfill.studies.look import Look, look
-from fedfill.studies.recommend import Candidate, Recommendation, candidates, document, ranked, recommend
-from fedfill.studies.rules import REFERENCES, SUMS, TRAINED, Entry, Goal, entries, goal_of, left_out, validation_share
+from fedfill.studies.recommend import Asked, Candidate, Recommendation, candidates, document, ranked, recommend
+from fedfill.studies.rules import REFERENCES, Entry, Goal, entries, goal_of, left_out, validation_share
+from fedfill.studies.stages import (
+    FINAL,
+    PROBE,
+    REFERENCE,
+    SCREEN,
+    OnRun,
+    Plan,
+    Stages,
+    parse_budget,
+    plan_for,
+    plan_of,
+    screened_rounds_of,
+)
+
+if TYPE_CHECKING:
+    import pandas
 
 RECORD = "study.json"
-SCREEN, FINAL, REFERENCE, PROBE = "screen", "final", "reference", "probe"
-FINALISTS = 2
-"""Trained methods that reach the last stage, beside FedAvg."""
-
-CLOSE = 0.01
-"""How near to the best of them on validation a second method on sums has to be to reach the last stage, too."""
-
-SCREENED = 0.2
-"""Share of the rounds that the screening has, and of a budget's seconds at the most 0.3."""
-
-OnRun = Callable[[str, int], OnRound | None]
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What the last stage has; with a budget it follows from the seconds of the screening.
-
-    Attributes:
-        labels: The finalists.
-        rounds: Of those that are trained.
-        seeds: Of each.
-        screened_rounds: Of the screening.
-    """
-
-    labels: tuple[str, ...]
-    rounds: int
-    seeds: tuple[int, ...]
-    screened_rounds: int
 
 
 @dataclass(frozen=True)
@@ -70,7 +57,7 @@ class Study:
         plan: Of the last stage.
         screened: Candidates of the screening, one seed.
         finalists: Candidates of the last stage.
-        references: ``local`` and ``central``.
+        references: ``local`` and ``central``; with a guarantee, the recommended method without noise.
         recommendation: The answer; None where everything diverged.
         commands: How to train the recommended method on all samples, and to use it.
         not_tried: What was left out, and why.
@@ -89,6 +76,40 @@ class Study:
     commands: tuple[str, ...]
     not_tried: Mapping[str, str]
     final: Comparison
+
+    def __repr__(self) -> str:
+        """What it recommends."""
+        answer = self.recommendation
+        return f"<study: {'nothing came to its end' if answer is None else f'take {answer.label}'}; {self.directory}>"
+
+    def __str__(self) -> str:
+        """The recommendation in sentences, and the commands that train and use it."""
+        sentences = () if self.recommendation is None else self.recommendation.sentences
+        said = [f"* {sentence[:1].upper()}{sentence[1:]}." for sentence in sentences]
+        return "\n".join([*said, *(f"    {command}" for command in self.commands)]) or repr(self)
+
+    def _repr_html_(self) -> str:
+        rows = [[*row.values()] for row in self._rows()]
+        return html_table(repr(self)[1:-1], [*self._rows()[0]] if rows else [], rows)
+
+    def to_frame(self) -> pandas.DataFrame:
+        """A row for each finalist, with means over seeds of what decided and of the test figures."""
+        import pandas
+
+        return pandas.DataFrame(self._rows())
+
+    def _rows(self) -> list[dict[str, Any]]:
+        def mean(values: Sequence[float | None]) -> float | None:
+            known = [value for value in values if value is not None]
+            return sum(known) / len(known) if known else None
+
+        return [
+            {
+                "method": one.label, "validation": one.mean, "accuracy": mean(one.accuracy), "own": mean(one.own),
+                "rounds": one.rounds, "bytes": one.bytes, "seconds": one.seconds,
+            }
+            for one in self.finalists
+        ]  # fmt: skip
 
 
 def study(
@@ -158,30 +179,42 @@ def study(
     seen = look(federation)
     where: Goal = goal_of(seen, bool(federation.domains)) if goal == "auto" else goal  # type: ignore[assignment]
     private = words.get("target_epsilon") is not None
-    tried = entries(seen, where, federation.shape, private)
-    share = options.setdefault("client_validation", validation_share(seen.samples))
-    if not share:
+    if options.get("client_validation") is None:
+        options["client_validation"] = validation_share(seen.samples)
+    if not options["client_validation"]:
         raise FedfillError("client_validation: found 0 in a study, which chooses by it; allowed: above 0")
     rounds = options.pop("rounds", 20 if private else 50)
-    stages = _Stages(
-        folder,
-        numbers,
-        on_run,
-        on_stage,
-        {"data": data, "partition": partition, "model": model, "quiet": quiet, **options},
-    )
+    given = {"data": data, "partition": partition, "model": model, **options}
+    tried, refused = _suitable(entries(seen, where, federation.shape, private), numbers[0], given)
+    beside, _ = _suitable(() if private else REFERENCES, numbers[0], given)
+    if held is None:
+        write_atomically(folder / RECORD, to_json({"version": __version__, "request": request}))
+    stages = Stages(folder, numbers, on_run, on_stage, {**given, "quiet": quiet})
 
-    plan = _plan_of(held) if held is not None else None
+    plan = plan_of(held) if held is not None else None
     probed = None if plan or seconds is None or private else stages.seconds_per_round()
-    screened_rounds = plan.screened_rounds if plan else _screened_rounds(rounds, seconds, probed, tried)
-    labels = [entry.label for entry in tried] + [entry.label for entry in REFERENCES if not private]
+    screened_rounds = (
+        plan.screened_rounds if plan else screened_rounds_of(rounds, seconds, probed, tried, stages.beside)
+    )
+    labels = [entry.label for entry in (*tried, *beside)]
     screening = stages.run(SCREEN, labels, numbers[:1], rounds if private else screened_rounds)
     screened = candidates(screening, where)
     if where == "everyone":  # a client alone is judged on its own split, and not comparable
         screened = [candidate for candidate in screened if candidate.label != "local"]
     eligible = [candidate for candidate in screened if candidate.label != "central"]
     if plan is None:
-        plan = _plan(screening, eligible, tried, rounds, screened_rounds, numbers, seconds, private)
+        plan = plan_for(
+            screening,
+            eligible,
+            tried,
+            rounds,
+            screened_rounds,
+            numbers,
+            seconds,
+            private,
+            stages.elapsed,
+            stages.beside,
+        )
     if not plan.labels:
         raise FedfillError(f"study: every method diverged in the screening below {folder}; try a smaller learning_rate")
     record: dict[str, Any] = {
@@ -192,13 +225,13 @@ def study(
 
     final = stages.run(FINAL, plan.labels, plan.seeds, plan.rounds)
     finalists = candidates(final, where)
-    references: dict[str, Candidate] = {}
-    if not private:
-        compared = stages.run(REFERENCE, [entry.label for entry in REFERENCES], numbers[:1], plan.rounds)
-        references = {c.label: c for c in candidates(compared, where)}
-    answer = recommend(finalists, references, where, rounds)
-    commands = () if answer is None else _commands(answer.label, plan, finalists, words, data, partition)
-    missing = left_out(tried, known_algorithms())
+    references = _references(stages, plan, finalists, where, private, [entry.label for entry in beside])
+    asked = Asked(rounds, len(numbers), seconds, stages.elapsed, private, str(words.get("trust", "site")))
+    answer = recommend(finalists, references, where, asked)
+    commands = (
+        () if answer is None else commands_for(answer.label, finalists, {**words, **_shown(data, partition, model)})
+    )
+    missing = {**refused, **left_out(tried, known_algorithms(), private)}
     record |= {
         "finalists": [document(c) for c in finalists],
         "references": [document(c) for c in references.values()],
@@ -223,105 +256,41 @@ def study(
     )
 
 
-@dataclass(frozen=True)
-class _Stages:
-    """Runs one stage after the other, each a comparison in its own folder."""
-
-    folder: Path
-    seeds: tuple[int, ...]
-    on_run: OnRun | None
-    on_stage: Callable[[str, int], None] | None
-    options: Mapping[str, Any]
-
-    def run(self, name: str, labels: Sequence[str], seeds: Sequence[int], rounds: int) -> Comparison:
-        if self.on_stage is not None:
-            self.on_stage(name, len(labels) * len(seeds))
-        # ten evaluations tell whether a method still rises; of the screening the last one decides, and one before shows that it goes
-        every = {FINAL: rounds // 10, SCREEN: math.ceil(rounds / 2), REFERENCE: rounds}.get(name, 1)
-        return compare(
-            labels,
-            seeds=seeds,
-            out=self.folder / name,
-            on_run=self.on_run,
-            rounds=rounds,
-            evaluate_every=max(1, every),
-            **self.options,
-        )
-
-    def seconds_per_round(self) -> float:
-        """Of FedAvg, from its second round; the first one has costs of its own."""
-        (row,) = self.run(PROBE, ["fedavg"], self.seeds[:1], 2).rows
-        return float(row.finished[0].rounds[-1]["seconds"]) if row.finished else 1.0
+def _suitable(tried: Sequence[Entry], seed: int, given: Mapping[str, Any]) -> tuple[list[Entry], dict[str, str]]:
+    """Those methods that can take what all are given, and why the others can't; where none can, the first one's refusal is raised."""
+    options = {name: value for name, value in given.items() if name not in ("data", "partition", "model")}
+    variants = {entry.label: parse_variant(entry.label) for entry in tried}
+    shared = shared_settings([name for name, _ in variants.values()], options) if variants else {}
+    fit: list[Entry] = []
+    refusals: dict[str, FedfillError] = {}
+    for entry in tried:
+        name, own = variants[entry.label]
+        try:
+            arrange(
+                name, data=given["data"], partition=given["partition"], model=given["model"], seed=seed, needs={},
+                **over(shared[name], own),
+            )  # fmt: skip
+            fit.append(entry)
+        except FedfillError as error:
+            refusals[entry.label] = error
+    if refusals and not fit:
+        raise next(iter(refusals.values()))
+    return fit, {label: f"it can't take these settings ({error})" for label, error in refusals.items()}
 
 
-def parse_budget(text: str | float | None) -> float | None:
-    """Seconds of a budget such as ``"10m"``."""
-    if text is None or (
-        isinstance(text, int | float) and not isinstance(text, bool) and math.isfinite(text) and text > 0
-    ):
-        return text
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(s|m|h)\s*", str(text))
-    if match is None or not float(match[1]):
-        raise FedfillError(f"budget: found {text!r}; allowed: a time such as 90s, 10m or 2h")
-    return float(match[1]) * {"s": 1, "m": 60, "h": 3600}[match[2]]
-
-
-def _screened_rounds(rounds: int, seconds: float | None, per_round: float | None, tried: Sequence[Entry]) -> int:
-    wanted = max(1, math.ceil(SCREENED * rounds))
-    if seconds is None or not per_round:
-        return wanted
-    trained = sum(entry.kind == TRAINED for entry in (*tried, *REFERENCES))
-    return max(1, min(wanted, int(0.3 * seconds / (per_round * max(1, trained)))))
-
-
-def _plan(
-    screening: Comparison, eligible: Sequence[Candidate], tried: Sequence[Entry], rounds: int, screened_rounds: int,
-    seeds: tuple[int, ...], seconds: float | None, private: bool,
-) -> Plan:  # fmt: skip
-    """Who goes on, for how long: of the methods on sums the best and who is close, of the trained ones the best beside FedAvg."""
-    rows = {row.label: row for row in screening.rows}
-
-    def best_first(kind: str) -> list[tuple[str, float]]:
-        mine = [entry.label for entry in tried if entry.kind == kind]
-        if kind == TRAINED and any(candidate.label == "local" for candidate in eligible):
-            mine.append("local")
-        scores: dict[str, float] = {}
-        for candidate in ranked(eligible):
-            for label in mine:
-                if candidate.label == label or (
-                    label.startswith(candidate.label) and "head=" in label[len(candidate.label) :]
-                ):
-                    scores.setdefault(label, candidate.mean or 0)
-        return sorted(scores.items(), key=lambda item: -item[1])
-
-    sums, trained = best_first(SUMS), best_first(TRAINED)
-    chosen = [label for label, value in sums[:2] if sums[0][1] - value <= CLOSE]
-    chosen += [label for label, _ in trained[:FINALISTS]]
-    chosen += [label for label, _ in trained[FINALISTS:] if label.startswith("fedavg")]
-    if seconds is None or private:
-        return Plan(tuple(chosen), rounds, seeds, screened_rounds)
-    spent = sum(result.summary["seconds"] for row in screening.rows for result in row.finished)
-    left = 0.9 * (seconds - spent)
-
-    def took(label: str) -> float:
-        return float(rows[label].finished[0].summary["seconds"]) if label in rows and rows[label].finished else 0.0
-
-    on_sums = [label for label, _ in sums if label in chosen]
-    once = sum(map(took, on_sums))
-    each = sum(took(label) for label in chosen if label not in on_sums) / screened_rounds
-    reference = sum(took(entry.label) for entry in REFERENCES) / screened_rounds
-    for n in range(len(seeds), 0, -1):
-        most = int((left - n * once) / max(n * each + reference, 1e-9))
-        if most >= min(rounds, 10) or n == 1:
-            return Plan(tuple(chosen), max(min(rounds, most), min(screened_rounds, rounds)), seeds[:n], screened_rounds)
-    raise AssertionError("one seed always has a plan")
-
-
-def _plan_of(held: Mapping[str, Any]) -> Plan | None:
-    if "plan" not in held:
-        return None
-    plan = held["plan"]
-    return Plan(tuple(plan["labels"]), int(plan["rounds"]), tuple(plan["seeds"]), int(plan["screened_rounds"]))
+def _references(
+    stages: Stages, plan: Plan, finalists: Sequence[Candidate], where: Goal, private: bool, beside: Sequence[str]
+) -> dict[str, Candidate]:
+    """What the answer is held against, on one seed: a client alone and all data in one place, or the best method without noise."""
+    if not private:
+        found = candidates(stages.run(REFERENCE, beside, plan.seeds[:1], plan.rounds), where) if beside else []
+        return {candidate.label: candidate for candidate in found}
+    best = next(iter(ranked(finalists)), None)
+    if best is None:
+        return {}
+    plain = stages.without("target_epsilon", "target_delta", "trust", "honest")
+    (candidate,) = candidates(plain.run(REFERENCE, [best.label], plan.seeds[:1], plan.rounds), where)
+    return {"without noise": candidate}
 
 
 def _held(folder: Path, request: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -339,7 +308,7 @@ def _held(folder: Path, request: Mapping[str, Any]) -> dict[str, Any] | None:
     try:
         held: dict[str, Any] = json.loads(place.read_text())
         asked, version = held["request"], held["version"]
-        _plan_of(held)
+        plan_of(held)
     except OSError as error:
         raise FedfillError(f"out: can't read {place} ({error.strerror or error})") from error
     except (ValueError, KeyError, TypeError) as error:
@@ -348,8 +317,17 @@ def _held(folder: Path, request: Mapping[str, Any]) -> dict[str, Any] | None:
         raise FedfillError(
             f"out: {folder} holds a study of fedfill {version}, and this is {__version__}; choose another folder"
         )
-    if asked != json.loads(json.dumps(request, default=str)):
-        raise FedfillError(f"out: {folder} holds another study; choose another folder or remove it")
+    now = json.loads(json.dumps(request, default=str))
+    if asked != now:
+        before, after = ({**given.pop("options", {}), **given} for given in (dict(asked), dict(now)))
+        unlike = [
+            f"{name} {before.get(name)}, not {after.get(name)}"
+            for name in {**before, **after}
+            if before.get(name) != after.get(name)
+        ]
+        raise FedfillError(
+            f"out: {folder} holds another study ({'; '.join(unlike[:3])}); choose another folder or remove it"
+        )
     return held
 
 
@@ -366,26 +344,37 @@ def _named(data: Any, partition: Any) -> dict[str, Any]:
     }
 
 
-def _commands(
-    label: str, plan: Plan, finalists: Sequence[Candidate], words: Mapping[str, Any], data: Any, partition: Any
-) -> list[str]:
-    """How to train the method on all samples, none kept for validation, and how to use it."""
+def _shown(data: Any, partition: Any, model: Any) -> dict[str, Any]:
+    """Data, partition and network as they were given, in words where they can be typed again; `...` where they came from Python."""
+    given = {"data": data, "partition": partition, "model": model}
+    return {name: value if isinstance(value, str) else ... for name, value in given.items() if value != "auto"}
+
+
+def commands_for(label: str, finalists: Sequence[Candidate], given: Mapping[str, Any]) -> list[str]:
+    """How to train the method, none of the samples kept for validation, and how to use it."""
     name, _, rest = label.partition(":")
-    own = [pair for pair in re.split(r",(?![^(]*\))", rest) if pair]
+    own = dict(pair.split("=", 1) for pair in re.split(r",(?![^(]*\))", rest) if pair)
     rounds = next(candidate.rounds for candidate in finalists if candidate.label == label)
-    if not isinstance(data, str) or not isinstance(partition, str):
-        settings = ", ".join(f"{key}={value!r}" for key, value in (pair.split("=", 1) for pair in own))
+    dropped = {"client_validation", "rounds"}
+    options = {key: value for key, value in given.items() if key not in dropped and value is not None}
+    if ... in options.values():
+        words = {**options, "rounds": rounds, **own, "out": "runs/model"}
+        shown = ", ".join(f"{key}={'...' if value is ... else repr(value)}" for key, value in words.items())
         return [
-            f'fedfill.run("{name}", data=..., partition=..., rounds={rounds}{", " if settings else ""}{settings}, out="runs/model")'
+            f'fedfill.run("{name}", {shown})',
+            'fedfill.export("runs/model", to="model")',
+            'fedfill.load("model").predict(...)',
         ]
-    given = {"data": data, "partition": partition, **words, "rounds": rounds}
-    given.pop("client_validation", None)
     line = ["fedfill", "run", name]
-    for key, value in given.items():
+    for key, value in {**options, "rounds": rounds}.items():
         if key in Experiment.model_fields:
             line += [f"--{key.replace('_', '-')}", str(value)]
         else:
             line += ["--set", f"{key}={value}"]
-    for pair in own:
-        line += ["--set", pair]
-    return [shlex.join([*line, "--out", "runs/model"]), "fedfill export runs/model"]
+    for key, value in own.items():
+        line += ["--set", f"{key}={value}"]
+    return [
+        shlex.join([*line, "--out", "runs/model"]),
+        "fedfill export runs/model --to model",
+        "fedfill predict model PATH",
+    ]

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from fedfill.data.samples import Samples, some_of_each
 from fedfill.errors import FedfillError
-from fedfill.privacy.accountant import mean_sensitivity
 from fedfill.privacy.releases import Declared, Release, gaussian, public, unbounded
+from fedfill.privacy.sensitivity import mean_sensitivity
 from fedfill.statistics.sums import Statistic
 from fedfill.synthesis.dose import Dose
 from fedfill.synthesis.global_means import GlobalMeans, bounded_codes, code_moments, means_of

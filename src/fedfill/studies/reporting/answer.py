@@ -9,7 +9,8 @@ from pathlib import Path
 
 from fedfill.errors import FedfillError
 from fedfill.studies.reporting.values import Section, Table, amount, duration, sentence, spread
-from fedfill.studies.study import FINAL, RECORD, REFERENCE, SCREEN
+from fedfill.studies.stages import FINAL, REFERENCE, SCREEN
+from fedfill.studies.study import RECORD
 
 STAGES = {FINAL: "The last stage", REFERENCE: "For comparison", SCREEN: "The screening"}
 """Folders of a study's comparisons, the most telling first, and what they are called."""

@@ -1,0 +1,207 @@
+"""Audits: the account of privacy attacked, a lower bound beside what the ledger claims.
+
+The attacks run the algorithm's own code: a real run is watched through `fedfill.engines.audited`, and then its releases are made
+again and again from neighbouring data, or canaries are put among records or clients. What is found is a lower bound with a stated
+confidence. It is no evidence of privacy where it is small.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, Unpack, get_args
+
+import torch
+
+from fedfill import __version__
+from fedfill.algorithms import Algorithm, find
+from fedfill.data.partitions import Partition
+from fedfill.engines.audited import AuditedEngine
+from fedfill.errors import FedfillError, did_you_mean
+from fedfill.experiment.loop import execute, make_engine
+from fedfill.experiment.own import Network
+from fedfill.experiment.prepare import Prepared, arrange
+from fedfill.experiment.summary import Result
+from fedfill.options import Options
+from fedfill.privacy.audit import Finding
+from fedfill.runs.directory import RunDirectory, to_json, write_atomically, writing
+from fedfill.studies.assess import one_thread
+from fedfill.studies.auditing.attacks import Budget, clients_attacked, gradients_attacked, releases_attacked
+from fedfill.studies.auditing.bare import classes_told, membership
+from fedfill.studies.auditing.replays import Transcript
+from fedfill.studies.run import reopen
+from fedfill.tree import Weights
+
+Level = Literal["auto", "record", "client"]
+
+QUICK: dict[str, Any] = {
+    "gan_iterations": 20, "gan_chunk": 20, "gan_width": 4, "gan_latent": 8, "generator_steps": 1,
+    "local_epochs": 1, "decoder_epochs": 1, "classifier_epochs": 1,
+}  # fmt: skip
+"""Of an algorithm that is audited by its name, where nothing else is given: a few steps, as each is a release like the others."""
+
+
+FEATURES = "project(24) > unit"
+"""Likewise: a claim on sums is the same for any number of features."""
+
+
+@dataclass(frozen=True)
+class Audit:
+    """What `audit` found.
+
+    Attributes:
+        path: Where ``audit.json`` was written; None: nowhere.
+        findings: One for each claim that was attacked.
+        document: As in ``audit.json``.
+    """
+
+    path: Path | None
+    findings: tuple[Finding, ...]
+    document: dict[str, Any]
+
+    @property
+    def failed(self) -> bool:
+        """Whether a claim of the ledger is refuted."""
+        return any(finding.verdict == "FAIL" for finding in self.findings)
+
+
+def audit(
+    subject: str | Path | type[Algorithm],
+    *,
+    canaries: int = 1000,
+    repeats: int = 4000,
+    level: Level = "auto",
+    confidence: float = 0.95,
+    data: Any = None,
+    partition: Partition | None = None,
+    model: Network | None = None,
+    out: str | Path | None = None,
+    **options: Unpack[Options],
+) -> Audit:
+    """Attack what the ledger claims of a run, or of an algorithm.
+
+    Args:
+        subject: A run directory, whose experiment is run again with canaries; or an algorithm, as in `fedfill.run`, which runs for
+            two rounds on the bundled digits unless told otherwise.
+        canaries: In one run, 20 or more: records with DP-SGD, clients with ``dpfedavg``.
+        repeats: Of each release with Gaussian noise, with and without a canary, 200 or more.
+        level: What a canary is: a record, a client, or what the algorithm protects (auto).
+        confidence: Of the bounds, in (0, 1).
+        data: As in `fedfill.run`; of a run directory again what came from Python.
+        partition: Likewise.
+        model: Likewise.
+        out: Folder of ``audit.json``; None: the run directory, and of an algorithm none.
+        **options: As in `fedfill.run`; of a run directory ``data_dir`` and ``device`` alone.
+
+    Returns:
+        The findings. The models of the runs that are made for it are thrown away: canaries have spoilt them.
+
+    Raises:
+        FedfillError: Where anything that was given is not allowed.
+    """
+    began = time.perf_counter()
+    _check(canaries, repeats, level, confidence)
+    place = Path(subject) if isinstance(subject, str | Path) and (Path(subject) / "experiment.toml").exists() else None
+    prepared = _prepared(subject, place, data, partition, model, dict(options))
+    experiment = prepared.experiment
+    if experiment.engine != "local":
+        raise FedfillError(
+            f"engine: found {experiment.engine}; allowed in an audit: local, as live data are never audited"
+        )
+    budget = Budget(canaries, repeats, 1 - confidence, experiment.delta, experiment.seed)
+    private = bool(getattr(getattr(prepared.algorithm, "aggregation_of", None), "private", False))
+    if level == "client" and not private:
+        raise FedfillError(
+            f"level: found client with {experiment.algorithm}, which protects no client as a whole; allowed: record, auto"
+        )
+    findings: list[Finding] = []
+    bare: dict[str, Any] = {}
+    if private and level != "record":
+        findings += clients_attacked(prepared, budget, _run)
+    else:
+        worst = max(range(len(prepared.federation.clients)), key=lambda i: len(prepared.federation.clients[i].train))
+        transcript = Transcript(range(len(prepared.federation.clients)))
+        result = _run(prepared, prepared, transcript, None)
+        findings += gradients_attacked(prepared, transcript, worst, budget, _run)
+        with one_thread():
+            findings += releases_attacked(prepared, transcript, worst, budget)
+            bare = _bare(prepared, transcript, worst, result)
+    document = {
+        "version": __version__, "algorithm": experiment.algorithm, "data": experiment.data, "seed": experiment.seed,
+        "delta": experiment.delta, "confidence": confidence, "findings": [finding.document() for finding in findings],
+        "without_guarantee": bare, "seconds": time.perf_counter() - began,
+    }  # fmt: skip
+    folder = Path(out) if out is not None else place
+    if folder is not None:
+        with writing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            write_atomically(folder / "audit.json", to_json(document))
+    return Audit(None if folder is None else folder / "audit.json", tuple(findings), document)
+
+
+def _check(canaries: int, repeats: int, level: str, confidence: float) -> None:
+    for name, value, least in (("canaries", canaries, 20), ("repeats", repeats, 200)):
+        if type(value) is not int or value < least:
+            raise FedfillError(f"{name}: found {value!r}; allowed: a whole number of at least {least}")
+    if level not in get_args(Level):
+        raise FedfillError(f"level: found '{level}'; {did_you_mean(level, get_args(Level))}")
+    if not 0 < confidence < 1:
+        raise FedfillError(f"confidence: found {confidence}; allowed: above 0 and below 1")
+
+
+def _prepared(
+    subject: Any, place: Path | None, data: Any, partition: Any, model: Any, options: dict[str, Any]
+) -> Prepared:
+    if place is not None:
+        given = {"data": data, "partition": partition, "model": model, **options}
+        return reopen(RunDirectory(place), setting="audit", **given)
+    kind = find(subject) if isinstance(subject, str) else subject
+    if not (isinstance(kind, type) and issubclass(kind, Algorithm)):
+        raise FedfillError(f"audit: found {subject}; allowed: a run directory or an algorithm")
+    quick = {name: value for name, value in QUICK.items() if name in kind.model_fields and name not in options}
+    if getattr(kind, "network", None) == "features":
+        quick.setdefault("features", FEATURES)
+    return arrange(
+        subject, data="digits" if data is None else data, partition="dirichlet:0.5" if partition is None else partition,
+        model="auto" if model is None else model, **{"rounds": 2, **quick, **options},
+    )  # fmt: skip
+
+
+def _run(prepared: Prepared, engine_of: Prepared, watch: Any, canaries: Any) -> Result:
+    """A run in a folder that goes away, on the engine of `engine_of`, which may have fewer clients."""
+
+    def connect(whole: Prepared, device: torch.device) -> AuditedEngine:
+        real, everyone = len(engine_of.federation.clients), len(whole.federation.clients)
+        return AuditedEngine(make_engine(engine_of, device), real, everyone, watch, canaries)
+
+    with tempfile.TemporaryDirectory(prefix="fedfill-audit-") as folder:
+        return execute(replace(prepared), Path(folder) / "run", None, connect)
+
+
+def _bare(prepared: Prepared, transcript: Transcript, client: int, result: Result) -> dict[str, Any]:
+    """What is told by releases that no guarantee covers; nothing where there are none."""
+    data, test = prepared.federation.clients[client].train, prepared.federation.test
+    released = {
+        name for call, declared in zip(transcript.calls, transcript.releases, strict=False) if call.client == client
+        for name, release in declared.items() if release.mu is None
+    }  # fmt: skip
+    if not released or not len(test):
+        return {}
+    seen = transcript.replies.get(client)
+    update = getattr(seen[1], "weights", None) if seen else None
+    sent = isinstance(update, dict) and bool(update)
+    weights: Weights = update if isinstance(update, dict) and update else result.weights
+    try:
+        found = membership(prepared.model, weights, data, test)
+    except (RuntimeError, TypeError, ValueError, IndexError):  # not a model of this network
+        found = None
+    held = [c for c, n in enumerate(data.counts(prepared.federation.classes)) if n]
+    told = classes_told(*seen, held, prepared.federation.classes) if seen else None
+    return {
+        "released": sorted(released),
+        "membership": found,
+        "of": "its update" if sent else "the final model",
+        "classes_told": told,
+    }

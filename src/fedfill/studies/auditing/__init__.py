@@ -1,0 +1,1 @@
+"""Attacks on releases: canaries, repeats and guesses, for `fedfill.audit`."""
