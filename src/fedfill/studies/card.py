@@ -8,10 +8,11 @@ import stat
 from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn
 
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, StringConstraints, ValidationError, model_validator
+from pydantic import Field, FiniteFloat, StringConstraints, ValidationError, model_validator
 
 from fedfill import __version__
 from fedfill.errors import FedfillError, first_line
+from fedfill.runs.records import Checked, first_fault
 
 CARD, FORMAT = "model.json", 1
 """Name of the card, and the number of its form: a reader refuses a higher one."""
@@ -20,30 +21,24 @@ MOST_VALUES = 2**24
 """Values of one input at the most: a colour image of 2,300 by 2,300. A network for more would eat the memory."""
 
 
-class _Part(BaseModel):
-    """A table of the card; it may hold more than is checked here, but no value of another type."""
-
-    model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
-
-
-class _Number(_Part):
+class _Number(Checked):
     name: str
     mean: FiniteFloat
     deviation: FiniteFloat
 
 
-class _Words(_Part):
+class _Words(Checked):
     name: str
     words: list[str]
 
 
-class _Inputs(_Part):
+class _Inputs(Checked):
     kind: Literal["images", "table", "numbers"]
     shape: list[Annotated[int, Field(ge=1)]] = Field(min_length=1)
     dtype: Literal["uint8", "float32"]
     image_size: Annotated[int, Field(ge=1)] | None = None
-    numbers: list[_Number] = []
-    words: list[_Words] = []
+    numbers: list[_Number] = Field(default_factory=list)
+    words: list[_Words] = Field(default_factory=list)
 
     @model_validator(mode="after")
     def _not_too_large(self) -> _Inputs:
@@ -55,13 +50,13 @@ class _Inputs(_Part):
         return self
 
 
-class _Network(_Part):
+class _Network(Checked):
     name: Annotated[str, StringConstraints(min_length=1)]
-    settings: dict[str, Any] = {}
+    settings: dict[str, Any] = Field(default_factory=dict)
     drawn_sha256: str | None = None
 
 
-class _Entry(_Part):
+class _Entry(Checked):
     file: str
     sha256: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
     number: Annotated[int, Field(ge=0)] | None = None
@@ -78,7 +73,7 @@ class _Entry(_Part):
         return self
 
 
-class _Card(_Part):
+class _Card(Checked):
     format: Annotated[int, Field(ge=1)]
     fedfill: str
     network: _Network
@@ -123,7 +118,7 @@ def read_card(folder: Path) -> dict[str, Any]:
     except OSError as error:
         raise FedfillError(f"model: {where} can't be read ({error.strerror or error})") from error
     except ValidationError as error:
-        raise damaged(where, _told(error)) from error
+        raise damaged(where, first_fault(error)) from error
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise damaged(where, f"{type(error).__name__}: {first_line(error)}") from error
     return dict(document)
@@ -155,11 +150,3 @@ def regular_bytes(path: Path) -> bytes:
 
 def _no_number(word: str) -> NoReturn:
     raise ValueError(f"{word} is no number")
-
-
-def _told(error: ValidationError) -> str:
-    """The first thing that is wrong, with its place."""
-    first = error.errors(include_url=False, include_input=False)[0]
-    place = ".".join(map(str, first["loc"]))
-    words = first["msg"].removeprefix("Value error, ")
-    return f"{place}: {words}" if place else words

@@ -29,6 +29,7 @@ from fedfill.experiment.summary import Result
 from fedfill.experiment.trial import copied
 from fedfill.models.networks import ModelSettings, build
 from fedfill.runs.directory import RunDirectory
+from fedfill.runs.records import Summary, require
 from fedfill.studies.card import CARD, FORMAT, damaged, read_card, regular_bytes
 from fedfill.studies.finished import account_of
 from fedfill.studies.model import Model
@@ -176,7 +177,8 @@ def of_run(place: RunDirectory, data: Any = None, data_dir: str | Path | None = 
         raise FedfillError(
             f"export: {place.path} holds {len(place.rounds())} of {document.get('rounds')} rounds; 'fedfill resume {place.path}' finishes it"
         )
-    weights: Weights = checkpoint["weights"]
+    require(Summary, summary, place.path / "summary.json", "export", "remove it and resume the run")
+    weights: Weights = checkpoint.get("weights", {})
     if summary.get("weights_sha256") != tree.sha256(weights):
         raise FedfillError(
             f"export: summary.json and checkpoint in {place.path} don't belong together; remove summary.json and resume the run"

@@ -14,6 +14,7 @@ from fedfill.experiment.settings import DATA, INCIDENTAL, PLACES
 from fedfill.experiment.summary import Result
 from fedfill.experiment.verdicts import Verdict, of_run
 from fedfill.runs.directory import RunDirectory
+from fedfill.runs.records import Division, Summary, require, require_rounds
 from fedfill.studies.compare import BUDGET
 from fedfill.studies.comparison import RECORD, Comparison, Row, read_comparison
 from fedfill.studies.reporting.answer import Answer, read_answer
@@ -207,6 +208,9 @@ def read_trial(folder: Path) -> Trial:
     """
     place = RunDirectory(folder)
     experiment, rounds, summary = place.read_experiment("report"), place.rounds(), place.summary()
+    require_rounds(rounds, folder / "rounds.jsonl", "report", "put back what the run wrote, or run it again")
+    if summary is not None:
+        require(Summary, summary, folder / "summary.json", "report", "remove it and resume the run")
     pictures = sorted((folder / "samples").glob("round-*.png")) if (folder / "samples").is_dir() else []
     return Trial(
         folder,
@@ -245,16 +249,19 @@ def _so_far(experiment: Mapping[str, Any], rounds: Sequence[Mapping[str, Any]]) 
 
 
 def _holdings(path: Path) -> Holdings | None:
+    hint = "resume the run, which writes it again"
     try:
         document = json.loads(path.read_text()) if path.exists() else None
-        if document is None or document["clients"] is None:
-            return None
-        counts = tuple(tuple(int(count) for count in row) for row in document["clients"])
-        names = tuple(str(name) for name in document["class_names"])
-        domains = [str(name) for name in document.get("domains", [])]
-    except (ValueError, KeyError, TypeError, OSError) as error:
-        raise FedfillError(f"report: {path} is damaged; resume the run, which writes it again") from error
-    return Holdings(names, tuple(" ".join([str(i), *domains[i : i + 1]]) for i in range(len(counts))), counts)
+    except (ValueError, RecursionError, OSError) as error:
+        raise FedfillError(f"report: {path} is damaged; {hint}") from error
+    if document is None:
+        return None
+    require(Division, document, path, "report", hint)
+    if document["clients"] is None:
+        return None
+    domains = document.get("domains", [])
+    names = tuple(" ".join([str(i), *domains[i : i + 1]]) for i in range(len(document["clients"])))
+    return Holdings(tuple(document["class_names"]), names, tuple(map(tuple, document["clients"])))
 
 
 def _of_comparison(path: Path) -> Part:
