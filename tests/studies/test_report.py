@@ -21,6 +21,8 @@ from tests.studies.folders import comparison_folder, run_folder
 import fedfill
 from fedfill.experiment.prepare import arrange
 from fedfill.runs import directory
+from fedfill.studies.comparison import read_comparison
+from fedfill.studies.grid import Cell, _csv
 from fedfill.studies.report import LIMIT, page
 from fedfill.studies.reporting.again import compare_again, run_again
 from fedfill.studies.reporting.parts import gather, read_trial
@@ -367,6 +369,32 @@ def test_a_study_has_its_recommendation_first(tmp_path: Path) -> None:
     (study / "study.json").write_text("{}")
     with refused("report", "study.json"):
         fedfill.report(study)
+
+
+def test_a_grid_has_its_table_first(tmp_path: Path) -> None:
+    grid = tmp_path / "grid"
+    cells = []
+    for partition, shares in (("iid", ([0.5, 0.6], [0.3, 0.5])), ("one|class", ([0.2, 0.2], [0.4, 0.6]))):
+        folder = comparison_folder(grid / f"partition={partition}", dict(zip(("fedavg", "local"), shares, strict=True)))
+        cells.append(Cell({"partition": partition}, read_comparison(folder)))
+    (grid / "grid.csv").write_text(_csv(cells))
+    found = made(tmp_path, grid)
+    assert "A grid over partition: 2 comparisons." in found.headline
+    assert "Highest on everyone's test set: fedavg in 1, local in 1." in found.text
+    assert found.table("Accuracy on everyone's test set, in percent, mean") == [
+        ["partition", "fedavg", "local"],
+        ["iid", "55.0 ± 7.1", "40.0 ± 14.1"],
+        ["one|class", "20.0 ± 0.0", "50.0 ± 14.1"],
+    ]
+    below = found.text.split("All combinations")[1]
+    assert 0 < below.index("partition=iid: digits") < below.index("partition=one|class: digits")
+    for text in ("", "a,b\n", (grid / "grid.csv").read_text().replace("0.55", "x")):
+        (grid / "grid.csv").write_text(text)
+        with refused("report", "grid.csv"):
+            fedfill.report(grid)
+    (grid / "grid.csv").unlink()
+    with refused("report", grid / "partition=iid"):
+        fedfill.report(grid)
 
 
 def test_where_the_page_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Reports: one self-contained page on runs, comparisons and studies, for people who don't run them."""
+"""Reports: one self-contained page on runs, comparisons, grids and studies, for people who don't run them."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ MARK, MARKED = b'<meta name="generator" content="fedfill ', 10_000
 
 
 def report(*paths: str | Path, out: str | Path | None = None) -> Path:
-    """Write a page on runs, comparisons and studies: what came out, how sure it is, and how to run it again.
+    """Write a page on runs, comparisons, grids and studies: what came out, how sure it is, and how to run it again.
 
     The page is one file that asks for nothing else and needs no script. No data and no weights are read.
 
     Args:
-        *paths: Folders of runs, finished or not, of comparisons and of studies. Several runs stand side by side.
+        *paths: Folders of runs, finished or not, of comparisons, grids and studies. Several runs stand side by side.
         out: The HTML file; None: ``report.html`` in the folder, or in ``runs/`` where several are given.
 
     Returns:
@@ -40,7 +40,7 @@ def report(*paths: str | Path, out: str | Path | None = None) -> Path:
         FedfillError: Where a folder holds none of these or is damaged, or the file can't be written or would be too large.
     """
     if not paths:
-        raise FedfillError("report: no folder is given; allowed: folders of runs, comparisons and studies")
+        raise FedfillError("report: no folder is given; allowed: folders of runs, comparisons, grids and studies")
     folders = [Path(path) for path in paths]
     place = Path(out) if out is not None else (folders[0] if len(folders) == 1 else Path("runs")) / "report.html"
     if place.is_dir():

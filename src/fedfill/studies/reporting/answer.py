@@ -18,11 +18,11 @@ STAGES = {FINAL: "The last stage", REFERENCE: "For comparison", SCREEN: "The scr
 
 @dataclass(frozen=True)
 class Answer:
-    """The answer of a study.
+    """The answer of a study, or of a grid.
 
     Attributes:
         sentences: The recommendation; the first one to be read alone.
-        sections: What was seen, what decided, how to train the method on everything, what was not tried.
+        sections: What was seen, what decided, how to train the method on everything, what was not tried; of a grid its table.
     """
 
     sentences: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""What a report tells, gathered from folders: runs, comparisons and studies as plain frozen values, without data or weights."""
+"""What a report tells, gathered from folders: runs, comparisons, grids and studies as plain frozen values, without data or weights."""
 
 from __future__ import annotations
 
@@ -18,8 +18,12 @@ from fedfill.runs.records import Division, Summary, require, require_rounds
 from fedfill.studies.compare import BUDGET
 from fedfill.studies.comparison import RECORD, Comparison, Row, read_comparison
 from fedfill.studies.reporting.answer import Answer, read_answer
+from fedfill.studies.reporting.grids import TABLE, read_grid_table
 from fedfill.studies.study import RECORD as STUDY
 from fedfill.studies.verdicts import NOT_SHARED, of_comparison
+
+OURS = ("experiment.toml", RECORD, TABLE, STUDY)
+"""What a folder of a run, a comparison, a grid and a study has."""
 
 
 @dataclass(frozen=True)
@@ -152,7 +156,7 @@ class Story:
 
     Attributes:
         parts: At least one where there is no answer.
-        answers: Those of studies.
+        answers: Those of studies and grids.
     """
 
     parts: tuple[Part, ...]
@@ -163,7 +167,7 @@ def gather(paths: Sequence[Path]) -> Story:
     """What folders hold.
 
     Args:
-        paths: Of runs, comparisons and studies.
+        paths: Of runs, comparisons, grids and studies.
 
     Returns:
         One part for all runs together, and one for each comparison.
@@ -175,8 +179,8 @@ def gather(paths: Sequence[Path]) -> Story:
     parts: list[Part] = []
     answers: list[Answer] = []
     for path in dict.fromkeys(paths):
-        if (path / STUDY).exists():
-            answer, stages = read_answer(path)
+        if (path / STUDY).exists() or (path / TABLE).exists():
+            answer, stages = read_answer(path) if (path / STUDY).exists() else read_grid_table(path)
             answers.append(answer)
             for stage, name in stages.items():
                 part = _of_comparison(stage)
@@ -186,8 +190,10 @@ def gather(paths: Sequence[Path]) -> Story:
         elif (path / "experiment.toml").exists():
             runs.append(read_trial(path))
         else:
+            below = sorted({str(found.parent) for name in OURS for found in path.glob(f"*/{name}")})[:3]
             raise FedfillError(
-                f"report: {path} holds no run, comparison or study; allowed: a folder with an experiment.toml, a {RECORD} or a {STUDY}"
+                f"report: {path} holds no run, comparison, grid or study; allowed: a folder with one of {', '.join(OURS)}"
+                + (f", such as {' or '.join(below)}" if below else "")
             )
     if runs:
         parts.insert(0, _of_runs(runs))
