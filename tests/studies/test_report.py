@@ -113,6 +113,14 @@ def test_the_figures_of_a_run(tmp_path: Path) -> None:
     assert "fedfill run fedavg" in found.text
 
 
+@pytest.mark.parametrize(("largest", "told"), [(0.8, True), (0.7, False)])
+def test_page_and_verdict_agree_on_uneven_classes(tmp_path: Path, largest: float, told: bool) -> None:
+    # two of three classes are in the test set: 0.75 is one and a half times the even share of two
+    run = run_folder(tmp_path / "run", by_class=(0.9, 0.7, None), summary={"largest_class": largest})
+    found = made(tmp_path, run)
+    assert ("Balanced accuracy" in found.text, "uneven classes" in found.text) == (told, told)
+
+
 def test_a_comparison_says_who_won_by_how_much_and_how_sure(tmp_path: Path) -> None:
     # differences of 10, 12 and 14 points: 12 ± t(2) * 2 / sqrt(3) = 12 ± 4.97
     finals = {"fedavg": [0.5, 0.6, 0.7], "fedprox:mu=0.1": [0.6, 0.72, 0.84], "local": [0.3, None, 0.3]}
@@ -386,7 +394,7 @@ def test_a_grid_has_its_table_first(tmp_path: Path) -> None:
         ["iid", "55.0 ± 7.1", "40.0 ± 14.1"],
         ["one|class", "20.0 ± 0.0", "50.0 ± 14.1"],
     ]
-    below = found.text.split("All combinations")[1]
+    below = found.text.split("All combinations")[-1]
     assert 0 < below.index("partition=iid: digits") < below.index("partition=one|class: digits")
     for text in ("", "a,b\n", (grid / "grid.csv").read_text().replace("0.55", "x")):
         (grid / "grid.csv").write_text(text)
