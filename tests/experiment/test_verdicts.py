@@ -92,6 +92,34 @@ def test_a_rise_is_of_the_last_quarter_over_the_one_before() -> None:
     assert rise(curve(*[0.5] * 9, 0.4, 0.4)) == pytest.approx(-0.05 * 2)
 
 
+def test_a_rise_of_personal_models_is_on_their_own_splits() -> None:
+    # on everyone's test set they lose what they gain on their own
+    own = [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.9]
+    records = [record | {"mean_client_accuracy": share} for record, share in zip(curve(*own[::-1]), own, strict=True)]
+    assert rise(records, personal=True) == pytest.approx(0.25)  # (0.7 + 0.9)/2 - (0.5 + 0.6)/2
+    assert rise(records) == pytest.approx(-0.2)  # (0.2 + 0.1)/2 - (0.4 + 0.3)/2
+    assert NOT_CONVERGED in kinds(figures(personal=True), records)
+    assert NOT_CONVERGED not in kinds(figures(), records)
+    records[3]["mean_client_accuracy"] = None
+    assert rise(records, personal=True) == rise(records)
+
+
+@pytest.mark.parametrize(
+    ("given", "told", "silent"),
+    [
+        ({}, ["head=ccvr", "(pfed3r, fedbn)"], ["another"]),
+        ({"algorithm": "fedbn", "personal": True}, ["another personal model (pfed3r)"], ["ccvr", "fedbn"]),
+        ({"algorithm": "pfed3r", "personal": True}, ["another personal model (fedbn)"], ["ccvr", "pfed3r"]),
+        ({"accuracy_of_trained_head": 0.5}, ["(pfed3r, fedbn)"], ["ccvr"]),
+    ],
+)
+def test_nobody_is_told_to_take_what_the_run_is(given: dict[str, Any], told: list[str], silent: list[str]) -> None:
+    behind = figures(accuracy_by_client=[0.9, 0.9, 0.1], own_test_samples=[99, 99, 99], **given)
+    (sentence,) = [verdict.sentence for verdict in of_run(behind, []) if verdict.kind == LEFT_BEHIND]
+    assert [words for words in told if words not in sentence] == []
+    assert [words for words in silent if words in sentence] == []
+
+
 def figures(**given: Any) -> dict[str, Any]:
     plain = {"accuracy": 0.6, "accuracy_by_class": [0.9, 0.3], "accuracy_by_client": [], "mean_client_accuracy": None}
     return {**plain, "largest_class": 0.5, "personal": False, **given}

@@ -21,6 +21,8 @@ from tests.studies.folders import comparison_folder, run_folder
 import fedfill
 from fedfill.experiment.prepare import arrange
 from fedfill.runs import directory
+from fedfill.studies.comparison import read_comparison
+from fedfill.studies.grid import Cell, _csv
 from fedfill.studies.report import LIMIT, page
 from fedfill.studies.reporting.again import compare_again, run_again
 from fedfill.studies.reporting.parts import gather, read_trial
@@ -109,6 +111,14 @@ def test_the_figures_of_a_run(tmp_path: Path) -> None:
     assert found.table("By exchange")[1] == ["train", "3.0 MB", "3.0 MB"]
     assert "client 1 is left behind" in found.text
     assert "fedfill run fedavg" in found.text
+
+
+@pytest.mark.parametrize(("largest", "told"), [(0.8, True), (0.7, False)])
+def test_page_and_verdict_agree_on_uneven_classes(tmp_path: Path, largest: float, told: bool) -> None:
+    # two of three classes are in the test set: 0.75 is one and a half times the even share of two
+    run = run_folder(tmp_path / "run", by_class=(0.9, 0.7, None), summary={"largest_class": largest})
+    found = made(tmp_path, run)
+    assert ("Balanced accuracy" in found.text, "uneven classes" in found.text) == (told, told)
 
 
 def test_a_comparison_says_who_won_by_how_much_and_how_sure(tmp_path: Path) -> None:
@@ -367,6 +377,32 @@ def test_a_study_has_its_recommendation_first(tmp_path: Path) -> None:
     (study / "study.json").write_text("{}")
     with refused("report", "study.json"):
         fedfill.report(study)
+
+
+def test_a_grid_has_its_table_first(tmp_path: Path) -> None:
+    grid = tmp_path / "grid"
+    cells = []
+    for partition, shares in (("iid", ([0.5, 0.6], [0.3, 0.5])), ("one|class", ([0.2, 0.2], [0.4, 0.6]))):
+        folder = comparison_folder(grid / f"partition={partition}", dict(zip(("fedavg", "local"), shares, strict=True)))
+        cells.append(Cell({"partition": partition}, read_comparison(folder)))
+    (grid / "grid.csv").write_text(_csv(cells))
+    found = made(tmp_path, grid)
+    assert "A grid over partition: 2 comparisons." in found.headline
+    assert "Highest on everyone's test set: fedavg in 1, local in 1." in found.text
+    assert found.table("Accuracy on everyone's test set, in percent, mean") == [
+        ["partition", "fedavg", "local"],
+        ["iid", "55.0 ± 7.1", "40.0 ± 14.1"],
+        ["one|class", "20.0 ± 0.0", "50.0 ± 14.1"],
+    ]
+    below = found.text.split("All combinations")[-1]
+    assert 0 < below.index("partition=iid: digits") < below.index("partition=one|class: digits")
+    for text in ("", "a,b\n", (grid / "grid.csv").read_text().replace("0.55", "x")):
+        (grid / "grid.csv").write_text(text)
+        with refused("report", "grid.csv"):
+            fedfill.report(grid)
+    (grid / "grid.csv").unlink()
+    with refused("report", grid / "partition=iid"):
+        fedfill.report(grid)
 
 
 def test_where_the_page_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,14 +14,14 @@ from fedfill.cli import terminal
 def report(
     paths: Annotated[
         list[Path],
-        typer.Argument(metavar="RUN|COMPARISON|STUDY...", help="Folders. Several runs stand side by side."),
+        typer.Argument(metavar="RUN|COMPARISON|GRID|STUDY...", help="Folders. Several runs stand side by side."),
     ],
     out: Annotated[
         Path | None,
         typer.Option(help="The HTML file. [default: report.html in the folder; of several, runs/report.html]"),
     ] = None,
 ) -> None:
-    """Write one page on runs, comparisons or a study.
+    """Write one page on runs, comparisons, a grid or a study.
 
     It is there to be sent to others: the file is whole in itself, and asks for nothing. Runs may be unfinished.
     """

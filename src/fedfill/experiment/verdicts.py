@@ -88,14 +88,26 @@ def balanced_accuracy(by_class: Sequence[float | None]) -> float | None:
 
 def uneven(summary: Mapping[str, Any]) -> bool:
     """Whether the test set's largest class is so large that accuracy says little of the others."""
-    largest, classes = summary.get("largest_class"), sum(share is not None for share in summary["accuracy_by_class"])
+    largest, shares = summary.get("largest_class"), summary.get("accuracy_by_class") or ()
+    classes = sum(share is not None for share in shares)
     return largest is not None and classes > 1 and largest > UNEVEN / classes
 
 
-def rise(records: Sequence[Mapping[str, Any]]) -> float | None:
-    """How much the accuracy of the last quarter of the evaluated rounds is above the quarter before; None: too few rounds."""
-    # a new last layer after the last round is a jump, and no rise
-    curve = [record.get("accuracy_of_trained_head", record["accuracy"]) for record in records if "accuracy" in record]
+def rise(records: Sequence[Mapping[str, Any]], personal: bool = False) -> float | None:
+    """How much the accuracy of the last quarter of the evaluated rounds is above the quarter before.
+
+    Args:
+        records: Of the rounds.
+        personal: Whether clients have models of their own: then it is the mean on their own test splits, where that is known.
+
+    Returns:
+        A difference of shares; None: too few rounds.
+    """
+    judged = [record for record in records if "accuracy" in record]
+    if personal and all(record.get("mean_client_accuracy") is not None for record in judged):
+        curve = [record["mean_client_accuracy"] for record in judged]
+    else:  # a new last layer after the last round is a jump, and no rise
+        curve = [record.get("accuracy_of_trained_head", record["accuracy"]) for record in judged]
     quarter = len(curve) // 4
     if len(curve) < JUDGED:
         return None
@@ -162,14 +174,19 @@ def of_run(summary: Mapping[str, Any], records: Sequence[Mapping[str, Any]]) -> 
         )
     if (behind := left_behind(summary)) is not None:
         worst, share, mean = behind
+        # nobody is told to take what the run has already
+        others = ", ".join(name for name in ("pfed3r", "fedbn") if name != summary.get("algorithm"))
+        tries = f"{'another' if personal else 'a'} personal model ({others})"
+        if not personal and "accuracy_of_trained_head" not in summary:
+            tries = f"a new last layer (head=ccvr) or {tries}"
         found.append(
             Verdict(
                 LEFT_BEHIND,
                 f"client {worst} is left behind: {share:.3f} on its own test split, where the mean over clients is {mean:.3f}; "
-                "look at what it holds (fedfill partition), and try a new last layer (head=ccvr) or a personal model (pfed3r, fedbn)",
+                f"look at what it holds (fedfill partition), and try {tries}",
             )
         )
-    if (risen := rise(records)) is not None and risen >= RISING:
+    if (risen := rise(records, personal)) is not None and risen >= RISING:
         found.append(
             Verdict(
                 NOT_CONVERGED,

@@ -225,7 +225,7 @@ class RunDirectory:
         for line in lines:
             try:
                 record = json.loads(line)
-            except json.JSONDecodeError:
+            except (ValueError, RecursionError):
                 break
             if not isinstance(record, dict) or record.get("round") != len(records) + 1:
                 break
@@ -283,7 +283,7 @@ class RunDirectory:
             document = json.loads(path.read_text())
             if not isinstance(document, dict):
                 raise ValueError(f"a {type(document).__name__} in place of a table")
-        except (ValueError, OSError) as error:
+        except (ValueError, OSError, RecursionError) as error:
             raise FedfillError(f"out: {path} is damaged; remove it and resume the run") from error
         return document
 

@@ -19,7 +19,8 @@ from torch import Tensor, nn
 
 from fedfill.errors import FedfillError
 from fedfill.runs.directory import RunDirectory, to_json, write_atomically, writing
-from fedfill.studies.saved import CARD, Run, Saved, folder_of, of_run, saved_at, source_of_run
+from fedfill.studies.card import CARD
+from fedfill.studies.saved import Run, Saved, folder_of, of_run, saved_at, source_of_run
 
 FOLDER = "model"
 """Where a run's export lies unless it is told otherwise, in the run's directory."""

@@ -85,8 +85,8 @@ def account_of(document: Mapping[str, Any], summary: Mapping[str, Any], what: st
     return {
         # what came before was made of records too, perhaps of these: the run's own figures are none for the result
         "epsilon": None if above else account["total_epsilon"],
-        "epsilon_added": None if above else account["total_epsilon_added"],
-        "delta": account["delta"],
+        "epsilon_added": None if above else account.get("total_epsilon_added"),
+        "delta": account.get("delta"),
         "statement": " ".join([account["statement"], *above]),
     }
 

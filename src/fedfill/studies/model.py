@@ -188,15 +188,28 @@ class Model(nn.Module):
 
         chunks = torch.split(inputs, CHUNK)
         if device.type != "cpu" or len(chunks) == 1:
-            return torch.cat([of(chunk) for chunk in chunks])
+            return self._meant(torch.cat([of(chunk) for chunk in chunks]), inputs)
         # as in a run: threads over chunks with one torch thread each are faster than threads inside operations
         before = torch.get_num_threads()
         torch.set_num_threads(1)
         try:
             with ThreadPoolExecutor(processors(), "fedfill", initializer=torch.set_num_threads, initargs=(1,)) as pool:
-                return torch.cat(list(pool.map(of, chunks)))
+                return self._meant(torch.cat(list(pool.map(of, chunks))), inputs)
         finally:
             torch.set_num_threads(before)
+
+    def _meant(self, probabilities: Tensor, inputs: Tensor) -> Tensor:
+        """The same, or an error where some are no numbers, of which the largest would still name a class."""
+        wrong = ~probabilities.isfinite().all(1)
+        if wrong.any():
+            k = int(wrong.nonzero()[0])
+            if not normalise(inputs[k : k + 1]).isfinite().all():
+                raise FedfillError(f"data: input {k} holds a NaN or an infinity; allowed: finite numbers")
+            raise FedfillError(
+                f"model: its probabilities are no numbers for {int(wrong.sum()):,} of {len(wrong):,} inputs, so its weights are damaged; "
+                "allowed: finite weights, such as of the run exported again"
+            )
+        return probabilities
 
     def extra_repr(self) -> str:
         """Shown in the module's printed form."""

@@ -1,4 +1,4 @@
-"""Reports: one self-contained page on runs, comparisons and studies, for people who don't run them."""
+"""Reports: one self-contained page on runs, comparisons, grids and studies, for people who don't run them."""
 
 from __future__ import annotations
 
@@ -7,26 +7,30 @@ from pathlib import Path
 import jinja2
 
 from fedfill import __version__
-from fedfill.errors import FedfillError
+from fedfill.errors import FedfillError, first_line
 from fedfill.runs.directory import write_atomically
 from fedfill.studies.reporting.charts import holdings, learning
 from fedfill.studies.reporting.parts import Part, Story, gather
 from fedfill.studies.reporting.served import served
 from fedfill.studies.reporting.totals import finals, traffic
-from fedfill.studies.reporting.values import ROOMS, Room, Section
+from fedfill.studies.reporting.values import DAMAGE, ROOMS, Room, Section
 from fedfill.studies.reporting.words import headline, privacy, results, samples, settings, tiles, told, who_is_worst
 
 LIMIT = 300_000
 """Bytes of a page at the most: what every mailbox takes."""
 
 
+MARK, MARKED = b'<meta name="generator" content="fedfill ', 10_000
+"""What every report has in its first bytes, and in how many of these."""
+
+
 def report(*paths: str | Path, out: str | Path | None = None) -> Path:
-    """Write a page on runs, comparisons and studies: what came out, how sure it is, and how to run it again.
+    """Write a page on runs, comparisons, grids and studies: what came out, how sure it is, and how to run it again.
 
     The page is one file that asks for nothing else and needs no script. No data and no weights are read.
 
     Args:
-        *paths: Folders of runs, finished or not, of comparisons and of studies. Several runs stand side by side.
+        *paths: Folders of runs, finished or not, of comparisons, grids and studies. Several runs stand side by side.
         out: The HTML file; None: ``report.html`` in the folder, or in ``runs/`` where several are given.
 
     Returns:
@@ -36,13 +40,36 @@ def report(*paths: str | Path, out: str | Path | None = None) -> Path:
         FedfillError: Where a folder holds none of these or is damaged, or the file can't be written or would be too large.
     """
     if not paths:
-        raise FedfillError("report: no folder is given; allowed: folders of runs, comparisons and studies")
+        raise FedfillError("report: no folder is given; allowed: folders of runs, comparisons, grids and studies")
     folders = [Path(path) for path in paths]
     place = Path(out) if out is not None else (folders[0] if len(folders) == 1 else Path("runs")) / "report.html"
     if place.is_dir():
         raise FedfillError(f"out: {place} is a folder; allowed: a file, such as {place / 'report.html'}")
-    write_atomically(place, page(gather(folders)), "name another place with --out FILE")
+    _check_place(place)
+    try:
+        html = page(gather(folders))
+    except DAMAGE as error:
+        raise FedfillError(
+            f"report: the files in {', '.join(map(str, folders))} don't fit together ({type(error).__name__}: {first_line(error)}), so one is "
+            "damaged; put back what the run wrote, or run it again"
+        ) from error
+    write_atomically(place, html, "name another place with --out FILE")
     return place
+
+
+def _check_place(place: Path) -> None:
+    """Refuse a name that is no page's, and a file that is something else than an earlier report."""
+    if place.suffix.lower() not in (".html", ".htm"):
+        raise FedfillError(f"out: found {place}; allowed: a file whose name ends with .html")
+    if not place.exists():
+        return
+    try:
+        with place.open("rb") as file:
+            ours = place.is_file() and (not (head := file.read(MARKED)) or MARK in head)
+    except OSError as error:
+        raise FedfillError(f"out: can't read {place} ({error.strerror or error}); name another place") from error
+    if not ours:
+        raise FedfillError(f"out: {place} is there and is no report of fedfill; remove it, or name another place")
 
 
 def page(story: Story) -> bytes:

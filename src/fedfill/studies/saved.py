@@ -22,19 +22,18 @@ from fedfill import __version__, tree
 from fedfill.data import sources
 from fedfill.data.inputs import Inputs
 from fedfill.data.objects import from_python
-from fedfill.errors import FedfillError, checked
+from fedfill.errors import FedfillError, checked, first_line
 from fedfill.experiment.settings import PYTHON
 from fedfill.experiment.start import BESIDE, is_personal, network_settings
 from fedfill.experiment.summary import Result
 from fedfill.experiment.trial import copied
 from fedfill.models.networks import ModelSettings, build
 from fedfill.runs.directory import RunDirectory
+from fedfill.runs.records import Summary, require
+from fedfill.studies.card import CARD, FORMAT, damaged, read_card, regular_bytes
 from fedfill.studies.finished import account_of
 from fedfill.studies.model import Model
 from fedfill.tree import Weights
-
-CARD, FORMAT = "model.json", 1
-"""Name of the card, and the number of its form: a reader refuses a higher one."""
 
 Run = str | Path | Result
 """A run directory, or what `fedfill.run` returned."""
@@ -80,10 +79,10 @@ class Saved:
                 f"model: found {type(module).__name__}, and the network of {self.where} is a built-in one ({name}); allowed: none"
             )
         weights = self.weights(entry)
-        network = copied(module) if module is not None else _built(self.card)
+        network = copied(module) if module is not None else self._built()
         if (drawn := _drawn(network)) != described.get("drawn_sha256") and module is None:
             raise FedfillError(
-                f"model: the features that are drawn here from features_seed {described['settings'].get('features_seed')} are not those "
+                f"model: the features that are drawn here from features_seed {described.get('settings', {}).get('features_seed')} are not those "
                 f"of {self.where} ({drawn} in place of {described.get('drawn_sha256')}); allowed: the fedfill and numpy that made it"
             )
         try:
@@ -94,6 +93,15 @@ class Saved:
                 f"model: the weights of {self.where} are those of {name}, and don't fit {type(network).__name__}: {first}"
             ) from error
         return Model(network, Inputs.from_document(self.card["inputs"]), self.card, entry.get("client"))
+
+    def _built(self) -> nn.Module:
+        """The built-in network, or one sentence where the card describes none that can be."""
+        try:
+            return _built(self.card)
+        except (FedfillError, ArithmeticError, LookupError, MemoryError, RuntimeError, TypeError, ValueError) as error:
+            raise FedfillError(
+                f"model: {self.where} describes a network that can't be built ({first_line(error)}); export the run again"
+            ) from error
 
 
 def folder_of(run: Run) -> Path:
@@ -126,35 +134,16 @@ def saved_at(place: Run) -> Saved:
 
 def _of_export(path: Path) -> Saved:
     """What `fedfill.export` wrote."""
-    where = path / CARD
-    try:
-        card = json.loads(where.read_text())
-        number = int(card["format"])
-    except OSError as error:
-        raise FedfillError(f"model: {where} can't be read ({error.strerror or error})") from error
-    except (ValueError, TypeError, KeyError) as error:
-        raise FedfillError(
-            f"model: {where} is damaged ({type(error).__name__}: {error}); export the run again"
-        ) from error
-    if number > FORMAT:
-        raise FedfillError(
-            f"model: {where} has form {number}, as fedfill {card.get('fedfill')} writes it, and this is fedfill {__version__}, which reads "
-            f"up to {FORMAT}; allowed: a newer fedfill, or the run exported by this one"
-        )
+    card = read_card(path)
     try:
         Inputs.from_document(card["inputs"])
-        files = [(entry["file"], entry["sha256"]) for entry in card["weights"]]
-        if not files or len(card["class_names"]) < 2 or not card["network"]["name"]:
-            raise ValueError("weights, classes or network are missing")
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise FedfillError(
-            f"model: {where} is damaged ({type(error).__name__}: {error}); export the run again"
-        ) from error
+        raise damaged(path / CARD, f"inputs: {first_line(error)}") from error
 
     def read(entry: Mapping[str, Any]) -> Weights:
         file = path / str(entry["file"])
         try:
-            data = file.read_bytes()
+            data = regular_bytes(file)
             if hashlib.sha256(data).hexdigest() == entry["sha256"]:
                 return safetensors.torch.load(data)
             problem = "its SHA-256 is not the one in model.json"
@@ -188,7 +177,8 @@ def of_run(place: RunDirectory, data: Any = None, data_dir: str | Path | None = 
         raise FedfillError(
             f"export: {place.path} holds {len(place.rounds())} of {document.get('rounds')} rounds; 'fedfill resume {place.path}' finishes it"
         )
-    weights: Weights = checkpoint["weights"]
+    require(Summary, summary, place.path / "summary.json", "export", "remove it and resume the run")
+    weights: Weights = checkpoint.get("weights", {})
     if summary.get("weights_sha256") != tree.sha256(weights):
         raise FedfillError(
             f"export: summary.json and checkpoint in {place.path} don't belong together; remove summary.json and resume the run"
@@ -230,8 +220,10 @@ def _division(place: RunDirectory) -> dict[str, Any]:
     path = place.path / "partition.json"
     try:
         found = json.loads(path.read_text())
-        [str(name) for name in found["class_names"]]
-    except (OSError, ValueError, TypeError, KeyError) as error:
+        names = found["class_names"]
+        if not names or not all(isinstance(name, str) for name in names) or len(set(names)) < len(names):
+            raise ValueError("classes without a name, or two of the same")
+    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
         raise FedfillError(
             f"export: {path} is missing or damaged, and has the names of the classes; run the experiment again"
         ) from error

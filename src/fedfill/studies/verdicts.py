@@ -91,7 +91,7 @@ def _of_runs(comparison: Comparison) -> list[Verdict]:
             if kind == OWN_SPLIT:
                 personal.append(row.label)
             elif kind == NOT_CONVERGED:
-                rises = [rise(result.rounds) or 0 for result in row.finished]
+                rises = [rise(result.rounds, result.summary.get("personal", False)) or 0 for result in row.finished]
                 rising += [f"{row.label} ({100 * statistics.fmean(rises):+.1f})"] if mostly else []
             elif mostly or kind != LEFT_BEHIND:  # behind in a few of the seeds alone: by chance
                 seed, sentence = cases[0]

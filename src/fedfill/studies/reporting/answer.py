@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedfill.errors import FedfillError
-from fedfill.studies.reporting.values import Section, Table, amount, duration, sentence, spread
+from fedfill.studies.reporting.values import DAMAGE, Section, Table, amount, duration, sentence, spread
 from fedfill.studies.stages import FINAL, REFERENCE, SCREEN
 from fedfill.studies.study import RECORD
 
@@ -18,11 +18,11 @@ STAGES = {FINAL: "The last stage", REFERENCE: "For comparison", SCREEN: "The scr
 
 @dataclass(frozen=True)
 class Answer:
-    """The answer of a study.
+    """The answer of a study, or of a grid.
 
     Attributes:
         sentences: The recommendation; the first one to be read alone.
-        sections: What was seen, what decided, how to train the method on everything, what was not tried.
+        sections: What was seen, what decided, how to train the method on everything, what was not tried; of a grid its table.
     """
 
     sentences: tuple[str, ...]
@@ -72,7 +72,7 @@ def read_answer(folder: Path) -> tuple[Answer, dict[Path, str]]:
             )
     except OSError as error:
         raise FedfillError(f"report: can't read {place} ({error.strerror or error})") from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except DAMAGE as error:
         raise FedfillError(f"report: {place} is damaged; run the same study again") from error
     if not sentences:
         over = "finalists" in document
@@ -93,7 +93,8 @@ def _decided(finalists: Sequence[dict[str, object]], goal: str) -> list[Section]
 
     def figures(values: object) -> list[float]:
         """None of a method of which a run diverged."""
-        assert isinstance(values, list)
+        if not isinstance(values, list):
+            raise TypeError(f"{values!r} in place of a list")
         return [] if None in values else [float(value) for value in values]
 
     rows = [

@@ -1,4 +1,4 @@
-"""What a report tells, gathered from folders: runs, comparisons and studies as plain frozen values, without data or weights."""
+"""What a report tells, gathered from folders: runs, comparisons, grids and studies as plain frozen values, without data or weights."""
 
 from __future__ import annotations
 
@@ -14,11 +14,16 @@ from fedfill.experiment.settings import DATA, INCIDENTAL, PLACES
 from fedfill.experiment.summary import Result
 from fedfill.experiment.verdicts import Verdict, of_run
 from fedfill.runs.directory import RunDirectory
+from fedfill.runs.records import Division, Summary, require, require_rounds
 from fedfill.studies.compare import BUDGET
 from fedfill.studies.comparison import RECORD, Comparison, Row, read_comparison
 from fedfill.studies.reporting.answer import Answer, read_answer
+from fedfill.studies.reporting.grids import TABLE, read_grid_table
 from fedfill.studies.study import RECORD as STUDY
 from fedfill.studies.verdicts import NOT_SHARED, of_comparison
+
+OURS = ("experiment.toml", RECORD, TABLE, STUDY)
+"""What a folder of a run, a comparison, a grid and a study has."""
 
 
 @dataclass(frozen=True)
@@ -151,7 +156,7 @@ class Story:
 
     Attributes:
         parts: At least one where there is no answer.
-        answers: Those of studies.
+        answers: Those of studies and grids.
     """
 
     parts: tuple[Part, ...]
@@ -162,7 +167,7 @@ def gather(paths: Sequence[Path]) -> Story:
     """What folders hold.
 
     Args:
-        paths: Of runs, comparisons and studies.
+        paths: Of runs, comparisons, grids and studies.
 
     Returns:
         One part for all runs together, and one for each comparison.
@@ -174,8 +179,8 @@ def gather(paths: Sequence[Path]) -> Story:
     parts: list[Part] = []
     answers: list[Answer] = []
     for path in dict.fromkeys(paths):
-        if (path / STUDY).exists():
-            answer, stages = read_answer(path)
+        if (path / STUDY).exists() or (path / TABLE).exists():
+            answer, stages = read_answer(path) if (path / STUDY).exists() else read_grid_table(path)
             answers.append(answer)
             for stage, name in stages.items():
                 part = _of_comparison(stage)
@@ -185,8 +190,10 @@ def gather(paths: Sequence[Path]) -> Story:
         elif (path / "experiment.toml").exists():
             runs.append(read_trial(path))
         else:
+            below = sorted({str(found.parent) for name in OURS for found in path.glob(f"*/{name}")})[:3]
             raise FedfillError(
-                f"report: {path} holds no run, comparison or study; allowed: a folder with an experiment.toml, a {RECORD} or a {STUDY}"
+                f"report: {path} holds no run, comparison, grid or study; allowed: a folder with one of {', '.join(OURS)}"
+                + (f", such as {' or '.join(below)}" if below else "")
             )
     if runs:
         parts.insert(0, _of_runs(runs))
@@ -207,6 +214,9 @@ def read_trial(folder: Path) -> Trial:
     """
     place = RunDirectory(folder)
     experiment, rounds, summary = place.read_experiment("report"), place.rounds(), place.summary()
+    require_rounds(rounds, folder / "rounds.jsonl", "report", "put back what the run wrote, or run it again")
+    if summary is not None:
+        require(Summary, summary, folder / "summary.json", "report", "remove it and resume the run")
     pictures = sorted((folder / "samples").glob("round-*.png")) if (folder / "samples").is_dir() else []
     return Trial(
         folder,
@@ -245,16 +255,19 @@ def _so_far(experiment: Mapping[str, Any], rounds: Sequence[Mapping[str, Any]]) 
 
 
 def _holdings(path: Path) -> Holdings | None:
+    hint = "resume the run, which writes it again"
     try:
         document = json.loads(path.read_text()) if path.exists() else None
-        if document is None or document["clients"] is None:
-            return None
-        counts = tuple(tuple(int(count) for count in row) for row in document["clients"])
-        names = tuple(str(name) for name in document["class_names"])
-        domains = [str(name) for name in document.get("domains", [])]
-    except (ValueError, KeyError, TypeError, OSError) as error:
-        raise FedfillError(f"report: {path} is damaged; resume the run, which writes it again") from error
-    return Holdings(names, tuple(" ".join([str(i), *domains[i : i + 1]]) for i in range(len(counts))), counts)
+    except (ValueError, RecursionError, OSError) as error:
+        raise FedfillError(f"report: {path} is damaged; {hint}") from error
+    if document is None:
+        return None
+    require(Division, document, path, "report", hint)
+    if document["clients"] is None:
+        return None
+    domains = document.get("domains", [])
+    names = tuple(" ".join([str(i), *domains[i : i + 1]]) for i in range(len(document["clients"])))
+    return Holdings(tuple(document["class_names"]), names, tuple(map(tuple, document["clients"])))
 
 
 def _of_comparison(path: Path) -> Part:

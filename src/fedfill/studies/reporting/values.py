@@ -7,6 +7,9 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
+DAMAGE = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
+"""What comes of a file that was edited or torn, where it gets past the checks."""
+
 
 @dataclass(frozen=True)
 class Room:

@@ -11,7 +11,7 @@ from typing import Any
 from PIL import Image
 
 from fedfill.errors import FedfillError
-from fedfill.experiment.verdicts import Verdict
+from fedfill.experiment.verdicts import Verdict, uneven
 from fedfill.studies.reporting.again import compare_again, run_again
 from fedfill.studies.reporting.parts import Line, Part, Trial
 from fedfill.studies.reporting.totals import epsilons
@@ -92,7 +92,7 @@ def tiles(part: Part) -> list[tuple[str, str, str]]:
     first = line.known[0]
     figures = first.figures
     found = [("Everyone's test set", spread(line.values("accuracy")), _best(line))]
-    if (balanced := line.mean("balanced_accuracy")) is not None and _uneven(figures):
+    if (balanced := line.mean("balanced_accuracy")) is not None and uneven(figures):
         found.append(("Balanced accuracy", percent(balanced), "each class counts the same"))
     if (own := line.values("mean_client_accuracy")) and len(own) == len(line.known):
         judged = sum(share is not None for share in figures.get("accuracy_by_client") or [])
@@ -123,11 +123,6 @@ def _best(line: Line) -> str:
     if figures.get("best_round") == len(line.known[0].rounds):
         return "last round, the highest of all"
     return f"last round; highest in round {figures.get('best_round')}: {percent(best)}"
-
-
-def _uneven(figures: Mapping[str, Any]) -> bool:
-    largest, classes = figures.get("largest_class"), len(figures.get("accuracy_by_class") or [])
-    return largest is not None and classes > 1 and largest > 1.5 / classes
 
 
 def _name(trial: Trial, client: int) -> str:
