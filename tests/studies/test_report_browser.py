@@ -36,7 +36,18 @@ def browser() -> Iterator[Any]:
 
 
 @pytest.fixture(scope="module")
-def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small study that has come to its end."""
+    folder = tmp_path_factory.mktemp("studies") / "study"
+    fedfill.study(
+        rounds=2, clients=2, seeds=[0], data_fraction=0.1, model="mlp", local_epochs=1, out=folder,
+        quiet=True,
+    )  # fmt: skip
+    return folder
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory: pytest.TempPathFactory, study: Path) -> dict[str, Path]:
     """One report of each kind."""
     folder = tmp_path_factory.mktemp("reports")
     run = run_folder(folder / "run", picture=True, epsilon=3.0)
@@ -51,11 +62,11 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     }
     compared = comparison_folder(folder / "compared", finals, notes=["local: another network"])
     sweep = comparison_folder(folder / "sweep", {f"fedavg:weight_decay={k}": [0.5, 0.6] for k in range(9)})
-    chosen = {"run": [run], "comparison": [compared], "everything": [run, many, compared, sweep]}
+    chosen = {"run": [run], "comparison": [compared], "study": [study], "everything": [run, many, compared, sweep]}
     return {name: fedfill.report(*paths, out=folder / f"{name}.html") for name, paths in chosen.items()}
 
 
-@pytest.fixture(params=["run", "everything"])
+@pytest.fixture(params=["run", "study", "everything"])
 def address(request: pytest.FixtureRequest, pages: dict[str, Path]) -> str:
     return pages[request.param].as_uri()
 
@@ -102,6 +113,8 @@ def test_the_policy_lets_nothing_out(browser: Any, address: str, tmp_path: Path)
         ("run", "light", 360),
         ("comparison", "light", 1200),
         ("comparison", "dark", 1200),
+        ("study", "light", 360),
+        ("study", "dark", 1200),
         ("everything", "light", 1200),
         ("everything", "dark", 1200),
     ],

@@ -20,6 +20,7 @@ from PIL import Image
 from tests.helpers import refused
 
 import fedfill
+from fedfill.models.features import FeatureMap
 
 TINY: dict[str, Any] = {
     "clients": 2, "partition": "iid", "workers": 1, "data_fraction": 0.1, "rounds": 1, "local_epochs": 1, "model": "mlp",
@@ -200,3 +201,15 @@ def test_a_model_of_one_class(tmp_path: Path):
     run = fedfill.run("fedavg", data=str(tmp_path / "data"), out=tmp_path / "run", **{**TINY, "data_fraction": 1.0})
     fedfill.export(run, tmp_path / "model")
     assert fedfill.predict(tmp_path / "model", tmp_path / "data" / "test").classes == ["only"] * 12
+
+
+def test_a_map_of_features_is_loaded_without_its_first_centre(exports: Path, monkeypatch: pytest.MonkeyPatch):
+    images = np.random.default_rng(0).integers(0, 256, (9, 8, 8), dtype=np.uint8)
+    whole = fedfill.load(exports / "fed3r")
+    centre = safetensors.torch.load_file(exports / "fed3r" / "model.safetensors")["encoder.centred.centre"]
+    assert centre.abs().sum() > 0
+    assert torch.equal(whole.state_dict()["network.encoder.centred.centre"], centre)
+    # it is computed from hundreds of images, and the weights replace it
+    monkeypatch.setattr(FeatureMap, "seeded_centre", lambda self: pytest.fail("the first centre was computed"))
+    for place in (exports / "fed3r", exports / "runs" / "fed3r"):
+        assert torch.equal(fedfill.load(place).predict(images).probabilities, whole.predict(images).probabilities)

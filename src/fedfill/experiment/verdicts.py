@@ -7,8 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from scipy import stats
-
 CONSTANT, AT_CHANCE = 0.98, 0.01
 """Share of the test set in one predicted class, and how far the accuracy is above the largest class's share at the most, that
 tell a model which has learnt nothing."""
@@ -133,6 +131,8 @@ def left_behind(summary: Mapping[str, Any]) -> tuple[int, float, float] | None:
         return None
     sizes = summary.get("own_test_samples")
     if sizes is not None:
+        from scipy import stats  # here: it takes half a second of every start
+
         # the worst of many clients is far down by chance: so unlikely a count, for anyone of them, one time in twenty
         hits = round(known[worst] * sizes[worst])
         if stats.binom.cdf(hits, sizes[worst], mean) * len(known) > 0.05:

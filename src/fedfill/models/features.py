@@ -246,6 +246,13 @@ def features(words: str | None, shape: tuple[int, ...], seed: int) -> tuple[Feat
     Raises:
         FedfillError: Where the words can't be read, or don't fit the inputs or memory.
     """
+    encoder, size = uncentred(words, shape, seed)
+    encoder.centred.centre.copy_(encoder.seeded_centre())  # type: ignore[union-attr, operator]
+    return encoder, size
+
+
+def uncentred(words: str | None, shape: tuple[int, ...], seed: int) -> tuple[FeatureMap, int]:
+    """The map of `features` before its centre, which takes seconds, for whoever loads a state dict that holds one."""
     words = default_words(shape) if words is None else words
     if not shape or min(shape) < 1:
         raise FedfillError(f"features: found inputs of shape {list(shape)}; allowed: images or rows of numbers")
@@ -272,9 +279,7 @@ def features(words: str | None, shape: tuple[int, ...], seed: int) -> tuple[Feat
         raise FedfillError(
             f"features: found '{words}', which makes {size:,} features; allowed: 1..{MOST}, say with > project(2048)"
         )
-    encoder = FeatureMap(steps.made, shape, seed)
-    encoder.centred.centre.copy_(encoder.seeded_centre())  # type: ignore[union-attr, operator]
-    return encoder, size
+    return FeatureMap(steps.made, shape, seed), size
 
 
 class _Steps:

@@ -23,7 +23,7 @@ from torch import nn
 from fedfill.errors import FedfillError, did_you_mean
 from fedfill.models.classifiers import Classifier, Encoder, VAEClassifier
 from fedfill.models.encoders import ENCODERS
-from fedfill.models.features import default_words
+from fedfill.models.features import default_words, uncentred
 from fedfill.models.features import features as feature_map
 from fedfill.models.layers import Dropout
 from fedfill.models.names import NAMES
@@ -157,10 +157,11 @@ def _transposed(inputs: int, outputs: int, stride: int, wide: bool) -> list[nn.M
 
 
 def build(
-    name: str, shape: tuple[int, ...], classes: int, settings: ModelSettings, *, needs: Collection[str] = (), seed: int
-) -> Classifier:
+    name: str, shape: tuple[int, ...], classes: int, settings: ModelSettings, *, needs: Collection[str] = (), seed: int,
+    loaded: bool = False,
+) -> Classifier:  # fmt: skip
     """A built-in network with its initial weights, of which a part may be frozen: see `_built`."""
-    network = _built(name, shape, classes, settings, needs=needs, seed=seed)
+    network = _built(name, shape, classes, settings, needs=needs, seed=seed, loaded=loaded)
     if settings.frozen is not None:
         network.get_submodule(settings.frozen).requires_grad_(False)
         if not any(parameter.requires_grad for parameter in network.parameters()):
@@ -171,7 +172,14 @@ def build(
 
 
 def _built(
-    name: str, shape: tuple[int, ...], classes: int, settings: ModelSettings, *, needs: Collection[str], seed: int
+    name: str,
+    shape: tuple[int, ...],
+    classes: int,
+    settings: ModelSettings,
+    *,
+    needs: Collection[str],
+    seed: int,
+    loaded: bool,
 ) -> Classifier:
     """A built-in network with its initial weights.
 
@@ -186,6 +194,7 @@ def _built(
         settings: Width, latent size and activation; `fedfill.models.pretrained` is for ``weights``.
         needs: Parts that the algorithm needs; ``decoder`` and ``projection`` are made on request.
         seed: Of the initial weights.
+        loaded: Whether other weights follow, so that first values that take long may be left out.
 
     Returns:
         A `Classifier`, or a `VAEClassifier` where a decoder is needed.
@@ -209,7 +218,7 @@ def _built(
         if (value := getattr(settings, setting)) is not None and name != "features":
             raise FedfillError(f"{setting}: found '{value}' with model {name}; allowed with features alone")
     if name in OF_ONE_SHAPE:
-        return _of_one_shape(name, shape, classes, settings, needs=needs, seed=seed)
+        return _of_one_shape(name, shape, classes, settings, needs=needs, seed=seed, loaded=loaded)
     channels, height, width = shape
     wide = settings.width == "wide"
     if settings.dropout and not wide:
@@ -275,7 +284,14 @@ def _built(
 
 
 def _of_one_shape(
-    name: str, shape: tuple[int, ...], classes: int, settings: ModelSettings, *, needs: Collection[str], seed: int
+    name: str,
+    shape: tuple[int, ...],
+    classes: int,
+    settings: ModelSettings,
+    *,
+    needs: Collection[str],
+    seed: int,
+    loaded: bool,
 ) -> Classifier:
     """A network of `ENCODERS` with a linear classifier, which starts as torch's do: the papers are silent."""
     if "decoder" in needs:
@@ -291,7 +307,7 @@ def _of_one_shape(
         encoder: nn.Module
         if name == "features":
             own = seed if settings.features_seed is None else derive(settings.features_seed, "initial weights")
-            encoder, features = feature_map(settings.features, shape, own)
+            encoder, features = (uncentred if loaded else feature_map)(settings.features, shape, own)
         else:
             encoder, features = ENCODERS[f"{name}-imagenet" if settings.stem == "imagenet" else name](shape)
         projection, size = None, settings.projection or (256 if "projection" in needs else None)

@@ -305,7 +305,9 @@ def _built(card: Mapping[str, Any]) -> nn.Module:
     """The built-in network of a card, as drawn."""
     described = card["network"]
     settings = checked(ModelSettings, described.get("settings", {}), "model setting")
-    return build(described["name"], tuple(card["inputs"]["shape"]), len(card["class_names"]), settings, seed=0)
+    return build(
+        described["name"], tuple(card["inputs"]["shape"]), len(card["class_names"]), settings, seed=0, loaded=True
+    )
 
 
 def _without(weights: Weights, wanted: set[str]) -> Weights:

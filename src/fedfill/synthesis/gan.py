@@ -373,13 +373,8 @@ def _plain(state: Tree) -> Tree:
 
 
 def released(
-    what: str,
-    settings: GANSettings,
-    samples: int,
-    iterations: int,
-    noise_multiplier: float,
-    conditions: Iterable[str] = (),
-) -> Release:
+    what: str, settings: GANSettings, samples: int, iterations: int, noise_multiplier: float, conditions: Iterable[str] = ()
+) -> Release:  # fmt: skip
     """What is given away by anything that was made with a critic and its generator.
 
     Args:
