@@ -17,7 +17,7 @@ Count = Annotated[int, Field(ge=0)]
 class Checked(BaseModel):
     """A table of JSON: more may be in it, but nothing of another type, and no NaN."""
 
-    model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
+    model_config = ConfigDict(strict=True, allow_inf_nan=False)
 
 
 class _Bytes(Checked):
