@@ -18,6 +18,9 @@ MOST_POINTS = 120
 """Of one curve; more are thinned."""
 
 _DASHES = ("", "7 4", "2 3", "11 3 2 3", "5 2", "1 4", "9 2 1 2 1 2", "14 4")
+WIDE = 8.0
+"""Width of a letter of a name, which may be of settings: ``mu=0.01``, with wide signs."""
+
 LETTER = 7.0
 """Pixels of a letter, in a wide typeface."""
 
@@ -244,4 +247,4 @@ def lines(
 def names_at_left(labels: Sequence[str], most: int) -> tuple[float, list[str]]:
     """Room for names at the left, and these shortened to it."""
     short = [shorten(label, most) for label in labels]
-    return 14 + LETTER * max(map(len, short), default=0), short
+    return 14 + WIDE * max(map(len, short), default=0), short
