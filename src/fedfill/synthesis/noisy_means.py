@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from fedfill.data.samples import Samples, some_of_each
 from fedfill.errors import FedfillError
 from fedfill.privacy.accountant import mean_sensitivity
+from fedfill.privacy.keyed import KeyedStream, normal
 from fedfill.privacy.releases import Declared, Release, gaussian, public, unbounded
 from fedfill.statistics.sums import Statistic
 from fedfill.synthesis.dose import Dose
@@ -202,7 +203,7 @@ class NoisyMeans(GlobalMeans, Dose):
 
     def share(
         self, means: Tensor, classes: Sequence[int], counts: Sequence[int], judge: nn.Module | None,
-        generator: torch.Generator, check: Callable[[], None],
+        generator: torch.Generator | KeyedStream, check: Callable[[], None],
     ) -> tuple[Shared | None, list[list[int]], dict[str, Release]]:  # fmt: skip
         """Noisy copies of class means, filtered where they are filtered at home.
 
@@ -226,7 +227,7 @@ class NoisyMeans(GlobalMeans, Dose):
         rows: list[list[int]] = []
         for mean, c, scale in zip(means, classes, unit, strict=True):
             if judge is None:
-                noise = torch.empty_like(mean).normal_(generator=generator)
+                noise = normal(generator, mean.shape, mean.device)
                 own = (mean + self.release_sigma * noise)[None]
             else:
                 own, drawn = self.kept_codes(judge, mean, self.sigma * scale, c, generator, check)
@@ -243,12 +244,12 @@ class NoisyMeans(GlobalMeans, Dose):
         return Shared(list(classes), [len(own) for own in codes], torch.cat(codes)), rows, releases
 
     def kept_codes(
-        self, judge: nn.Module, centre: Tensor, std: float, label: int, generator: torch.Generator,
+        self, judge: nn.Module, centre: Tensor, std: float, label: int, generator: torch.Generator | KeyedStream,
         check: Callable[[], None],
     ) -> tuple[Tensor, int]:  # fmt: skip
         """Codes around a centre, as `accepted_codes`, or simply the first that are drawn."""
         if self.keep == "all":
-            noise = torch.empty(self.quota, len(centre), device=centre.device).normal_(generator=generator)
+            noise = normal(generator, (self.quota, len(centre)), centre.device)
             return centre + std * noise, self.quota
         return accepted_codes(
             judge, centre, std, label, quota=self.quota, candidates=self.candidates,
@@ -336,7 +337,11 @@ class NoisyMeans(GlobalMeans, Dose):
         return Samples(images, torch.tensor(labels, dtype=torch.int64, device=images.device)), rows
 
     def decoded(
-        self, model: nn.Module, sources: Sequence[Shared], generator: torch.Generator, per_class: int | None
+        self,
+        model: nn.Module,
+        sources: Sequence[Shared],
+        generator: torch.Generator,
+        per_class: int | None,
     ) -> Samples:
         """What `synthesise` makes of all sources, or of each class no more than `per_class`, each code likely alike."""
         if per_class is None:
