@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import logging
 import shutil
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
@@ -119,16 +121,24 @@ def hosts(
     return InProcessGrid({100 + i: app(i) for i in range(len(federation.clients))}, run_id)
 
 
+@functools.cache
+def parties_of(clients: int) -> list[Parties]:
+    """Each host's key, and everybody's public one."""
+    keys = [ec.generate_private_key(ec.SECP384R1()) for _ in range(clients)]
+    return [Parties(own, {i: key.public_key() for i, key in enumerate(keys)}) for own in keys]
+
+
 class InProcessEngine(FlowerEngine):
     """The engine on such a grid; what lies on the hosts' disks can be looked at, and put back."""
 
     def __init__(
         self, program: Algorithm, federation: Federation, template: nn.Module, initial: Weights, *, seed: int = 0,
-        folder: Path | None = None, timeout: float | None = None, secret: bool = False, parties: Sequence[Parties] = (),
+        folder: Path | None = None, timeout: float | None = None, secret: bool = False, parties: Sequence[Parties] | None = None,
         **options: Any,
     ) -> None:  # fmt: skip
         self._threads = torch.get_num_threads()
         self._given = folder
+        parties = parties_of(len(federation.clients)) if parties is None else parties
         self.folder = folder or Path(tempfile.mkdtemp())
         self.grid = hosts(
             program, federation, template, initial, self.folder, seed=seed, timeout=timeout, secret=secret,

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field, replace
 
 from fedfill.engines.flower_keys import question_of
 from fedfill.engines.flower_messages import UNREAD, AskKey, GivenKey, Hidden
-from fedfill.errors import ContractError
+from fedfill.errors import ContractError, FedfillError
 from fedfill.privacy.masking import SumKey
 from fedfill.privacy.releases import Release
-from fedfill.protocol.messages import HEAVIEST, Answers, Average, Lost, Message, Outcome, shapes_of
+from fedfill.protocol.messages import HEAVIEST, Answers, Average, Lost, Message, Outcome, reason, shapes_of
 from fedfill.training.aggregation import Part, Sum
 from fedfill.tree import Record
 
@@ -68,10 +68,19 @@ class MaskedSum:
             if len(good) == len(left):
                 return self._opened(good)
             left = sorted(good)
-        why = Lost(
-            f"{len(left)} of {len(clients)} hosts were left for a sum that is opened from {max(2, self.average.least)} on; nothing was opened"
+        return self._unopened(left, len(clients))
+
+    def _unopened(self, left: Sequence[int], asked: int) -> Answers:
+        """What came of all attempts where none was opened: the run ends, with one sentence."""
+        own = next((f" ({reason(spent.error)})" for spent in self._spent.values() if spent.error is not None), "")
+        least = max(2, self.average.least)
+        why = (
+            f"{len(left)} of {asked} clients were left{own}, and with trust=secure the sum may be opened from {least} on, whose shares "
+            f"of the noise make the whole of it; nothing was opened in {ATTEMPTS} attempts or fewer, and 'fedfill resume' asks again"
         )
-        return Answers({i: self._outcome(i, spent.error or why) for i, spent in self._spent.items()}, {})
+        outcomes = {i: self._outcome(i, spent.error or Lost(why)) for i, spent in self._spent.items()}
+        last = max(outcomes)  # behind all that is booked
+        return Answers({**outcomes, last: replace(outcomes[last], error=FedfillError(f"honest: {why}"))}, {})
 
     def _circle(self, clients: Sequence[int], question: str) -> list[SumKey]:
         """Who gave a key, in ascending order."""

@@ -4,7 +4,7 @@ Whoever lacks the key can't tell the stream from random bits. The same key and n
 is asked for once more tells nothing more.
 
 A normal number is made of 64 bits by the inverse distribution function: 1 bit is the sign, 53 are a uniform u in (0, 1), and
-the number is the u/2 quantile. No number is longer than 8.36, which cuts tails of 2^-54 on each side, and neighbouring values
+the number is the u/2 quantile. No number is longer than 8.375, which cuts tails of 2^-55 on each side, and neighbouring values
 of u make steps of less than 2^-51 in the middle, where most numbers lie. In float64 that is not the real-valued normal
 law that the account is about; `fedfill.privacy.discrete` has noise on whole numbers, whose law it is to some 2^-50.
 """
