@@ -227,8 +227,7 @@ class NoisyMeans(GlobalMeans, Dose):
         rows: list[list[int]] = []
         for mean, c, scale in zip(means, classes, unit, strict=True):
             if judge is None:
-                noise = normal(generator, mean.shape, mean.device)
-                own = (mean + self.release_sigma * noise)[None]
+                own = (mean + self.release_sigma * normal(generator, mean.shape, mean.device))[None]
             else:
                 own, drawn = self.kept_codes(judge, mean, self.sigma * scale, c, generator, check)
                 rows.append([c, len(own), drawn])
@@ -337,11 +336,7 @@ class NoisyMeans(GlobalMeans, Dose):
         return Samples(images, torch.tensor(labels, dtype=torch.int64, device=images.device)), rows
 
     def decoded(
-        self,
-        model: nn.Module,
-        sources: Sequence[Shared],
-        generator: torch.Generator,
-        per_class: int | None,
+        self, model: nn.Module, sources: Sequence[Shared], generator: torch.Generator, per_class: int | None
     ) -> Samples:
         """What `synthesise` makes of all sources, or of each class no more than `per_class`, each code likely alike."""
         if per_class is None:
