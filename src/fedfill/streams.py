@@ -27,33 +27,3 @@ def torch_stream(seed: int, *name: str | int, device: torch.device | str = "cpu"
 def numpy_stream(seed: int, *name: str | int) -> np.random.Generator:
     """A numpy generator at the start of the named stream."""
     return np.random.default_rng(derive(seed, *name))
-
-
-def secret_stream(key: bytes, *name: str | int, device: torch.device | str = "cpu") -> torch.Generator:
-    """A torch generator that nobody can follow who does not have the key.
-
-    The same key and name give the same draws, so that noise that is asked for once more tells nothing more. On the CPU
-    all 19,968 bits of the generator's state come from the key, by SHAKE-256, where a seed would fill 32.
-
-    Args:
-        key: 32 random bytes.
-        *name: Of the stream.
-        device: Where it draws.
-
-    Returns:
-        The generator at its start.
-    """
-    generator = torch.Generator(device=device)
-    digest = hashlib.shake_256(key + repr(name).encode())
-    if generator.device.type != "cpu":
-        return generator.manual_seed(int.from_bytes(digest.digest(8), "big") >> 1)
-    generator.manual_seed(0)
-    state = generator.get_state()
-    words = np.frombuffer(digest.digest(_TWISTER_WORDS * 4), dtype=np.uint32).astype(np.uint64)
-    place = slice(_TWISTER_OFFSET, _TWISTER_OFFSET + _TWISTER_WORDS * 8)
-    state[place] = torch.from_numpy(words.view(np.uint8).copy())
-    return generator.set_state(state)
-
-
-# torch keeps the Mersenne twister's 624 words of 32 bits in 64 bits each, behind seed, position and two flags
-_TWISTER_WORDS, _TWISTER_OFFSET = 624, 24

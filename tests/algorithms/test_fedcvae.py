@@ -26,6 +26,7 @@ from fedfill.models.networks import ModelSettings, build
 from fedfill.models.views import weights_of
 from fedfill.privacy import sums as privacy
 from fedfill.privacy.accountant import added_epsilon
+from fedfill.privacy.keyed import KeyedStream, seeded
 from fedfill.protocol.client import State
 from fedfill.runs.directory import RunDirectory
 from fedfill.streams import torch_stream
@@ -333,9 +334,9 @@ def test_noise_on_counts_is_as_booked_and_hides_small_classes() -> None:
     class Listening:
         seed = 0
 
-        def noise(self, purpose: str) -> torch.Generator:
+        def noise(self, purpose: str) -> KeyedStream:
             self.seed += 1
-            return torch.Generator().manual_seed(self.seed)
+            return seeded(self.seed)
 
         def release(self, name: str, release: Any) -> None:
             assert (name, release.mu, release.added_mu) == ("counts", 0.0, pytest.approx(1 / std))
@@ -353,7 +354,7 @@ def test_coins_and_noise_are_as_secret_as_the_key(monkeypatch: pytest.MonkeyPatc
     given: list[list[int]] = []
 
     def spy(weights: Weights, data: Any, built: Any, rate: float, beta: float, spent: Any, *rest: Any) -> Weights:
-        given.append([int(torch.randint(10**9, (1,), generator=stream)) for stream in rest[:2]])
+        given.append([int(stream.words(1)[0]) for stream in rest[:2]])
         return weights
 
     monkeypatch.setattr(cvae, "train_privately", spy)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import logging
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
@@ -22,6 +24,7 @@ from fedfill.algorithms import Algorithm
 from fedfill.data.federation import Federation
 from fedfill.engines.flower import FlowerEngine
 from fedfill.engines.flower_host import Kept, Site, client_app
+from fedfill.privacy.masking import Parties
 from fedfill.tree import Tree, Weights
 
 TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
@@ -102,6 +105,7 @@ def hosts(
     limit: int = 2**30,
     run_id: int = 1,
     secret: bool = False,
+    parties: Sequence[Parties] = (),
 ) -> InProcessGrid:
     """A grid with a node for each client; node 100 + i is client i."""
 
@@ -110,10 +114,18 @@ def hosts(
             client=i, data=federation.clients[i], program=program, template=template, initial=tree.clone(initial),
             classes=federation.classes, seed=seed, digest=digest, device=torch.device("cpu"),
             folder=folder / f"host{i}", timeout=timeout, secret=secret, limit=limit,
+            parties=parties[i] if parties else None,
         )  # fmt: skip
         return client_app(program, lambda context: site)
 
     return InProcessGrid({100 + i: app(i) for i in range(len(federation.clients))}, run_id)
+
+
+@functools.cache
+def parties_of(clients: int) -> list[Parties]:
+    """Each host's key, and everybody's public one."""
+    keys = [ec.generate_private_key(ec.SECP384R1()) for _ in range(clients)]
+    return [Parties(own, {i: key.public_key() for i, key in enumerate(keys)}) for own in keys]
 
 
 class InProcessEngine(FlowerEngine):
@@ -121,14 +133,16 @@ class InProcessEngine(FlowerEngine):
 
     def __init__(
         self, program: Algorithm, federation: Federation, template: nn.Module, initial: Weights, *, seed: int = 0,
-        folder: Path | None = None, timeout: float | None = None, secret: bool = False, **options: Any,
+        folder: Path | None = None, timeout: float | None = None, secret: bool = False, parties: Sequence[Parties] | None = None,
+        **options: Any,
     ) -> None:  # fmt: skip
         self._threads = torch.get_num_threads()
         self._given = folder
+        parties = parties_of(len(federation.clients)) if parties is None else parties
         self.folder = folder or Path(tempfile.mkdtemp())
         self.grid = hosts(
             program, federation, template, initial, self.folder, seed=seed, timeout=timeout, secret=secret,
-            digest=options.get("digest", "digest"),
+            digest=options.get("digest", "digest"), parties=parties,
         )  # fmt: skip
         super().__init__(
             self.grid, program, clients=len(federation.clients), classes=federation.classes, test=federation.test,

@@ -18,7 +18,7 @@ from fedfill import tree
 from fedfill.algorithms import Update
 from fedfill.algorithms.feddpms import Shared
 from fedfill.engines.flower import GRACE, FlowerEngine
-from fedfill.engines.flower_messages import HELLO, Answer, Hello, encode, pack, unpack
+from fedfill.engines.flower_messages import HELLO, PROTOCOL, Answer, Hello, encode, pack, unpack
 from fedfill.protocol.client import State
 
 
@@ -152,9 +152,9 @@ def test_strangers_are_refused_once_and_disturb_nobody(tmp_path: Path, warned: C
     ("hello", "why"),
     [
         (Hello(0, 99, "digest", True), "another release"),
-        (Hello(9, 1, "digest", True), "its client number is 9; allowed: 0 to 3"),
-        (Hello(-1, 1, "digest", True), "its client number is -1"),
-        (Hello("0", 1, "digest", True), "'client' of a Hello is wrong"),  # type: ignore[arg-type]
+        (Hello(9, PROTOCOL, "digest", True), "its client number is 9; allowed: 0 to 3"),
+        (Hello(-1, PROTOCOL, "digest", True), "its client number is -1"),
+        (Hello("0", PROTOCOL, "digest", True), "'client' of a Hello is wrong"),  # type: ignore[arg-type]
         (Update({}, 3), "a Update in place of a Hello"),
     ],
 )

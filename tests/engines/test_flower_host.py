@@ -18,8 +18,8 @@ from fedfill.algorithms import Broadcast, Update
 from fedfill.algorithms.fedavg import FedAvg
 from fedfill.engines.flower_host import Kept, _stored
 from fedfill.engines.flower_messages import Answer, Hello, encode, pack, unpack
+from fedfill.privacy.keyed import KeyedStream
 from fedfill.protocol.client import Client, State, client_handler
-from fedfill.streams import secret_stream
 
 
 def test_a_state_from_before_runs_had_names_goes_on_with_a_checkpoint_from_then(tmp_path: Path) -> None:
@@ -97,13 +97,13 @@ def test_a_message_of_an_unknown_kind_is_refused(tmp_path: Path) -> None:
 
 def test_noise_of_a_deployment_follows_from_a_key_that_only_the_host_has() -> None:
     def draw(key: bytes, *name: str | int) -> float:
-        return float(torch.rand(1, generator=secret_stream(key, *name), dtype=torch.float64))
+        return float(KeyedStream(key, *name).uniform(1))
 
     keys = [bytes([k]) * 32 for k in range(4)]
     draws = {draw(key, purpose, t) for key in keys for purpose in ("a", "b") for t in range(3)}
     assert len(draws) == 24
     assert draw(keys[0], "a", 0) == draw(keys[0], "a", 0)
-    normal = torch.empty(20000).normal_(generator=secret_stream(keys[0], "normal"))
+    normal = KeyedStream(keys[0], "normal").normal(20000)
     assert float(normal.mean()) == pytest.approx(0, abs=0.05)
     assert float(normal.std()) == pytest.approx(1, abs=0.05)
 
@@ -111,7 +111,7 @@ def test_noise_of_a_deployment_follows_from_a_key_that_only_the_host_has() -> No
 class Noisy(FedAvg):
     @client_handler
     def noisy(self, client: Client, message: Broadcast) -> Hello:
-        draws = [torch.randint(10**9, (1,), generator=make("a")).item() for make in (client.stream, client.noise)]
+        draws = torch.randint(10**9, (1,), generator=client.stream("a")).item(), int(client.noise("a").words(1)[0]) >> 1
         return Hello(draws[0], draws[1], "", True)
 
 
@@ -175,7 +175,7 @@ def test_noise_for_two_purposes_is_not_the_same(tmp_path: Path) -> None:
     class Twice(FedAvg):
         @client_handler
         def twice(self, client: Client, message: Broadcast) -> Hello:
-            draws = [torch.randint(10**9, (1,), generator=client.noise(purpose)).item() for purpose in ("a", "b")]
+            draws = [int(client.noise(purpose).words(1)[0]) >> 1 for purpose in ("a", "b")]
             return Hello(draws[0], draws[1], "", True)
 
     world = World("fedavg", tmp_path, algorithm=Twice(), secret=True)

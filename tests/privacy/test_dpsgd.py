@@ -8,6 +8,7 @@ from torch import nn
 from torch.func import functional_call
 
 from fedfill.privacy.dpsgd import clipped_sum, noisy_sum, poisson_sample
+from fedfill.privacy.keyed import seeded
 
 
 def linear(weights, x):
@@ -71,14 +72,14 @@ def test_one_sample_moves_the_sum_by_no_more_than_the_clip(scale):
 
 def test_noise_has_the_promised_deviation_and_is_on_an_empty_batch_too():
     weights = {"w": torch.zeros(20_000)}
-    noise = torch.Generator().manual_seed(2)
+    noise = seeded(2)
     total = noisy_sum(linear, weights, (torch.zeros(0, 20_000),), clip=0.5, noise_multiplier=3.0, noise=noise)["w"]
     assert float(total.std()) == pytest.approx(1.5, rel=0.02)
     assert float(total.mean()) == pytest.approx(0.0, abs=0.05)
 
 
 def test_poisson_samples_vary_in_size_and_have_the_probability():
-    generator = torch.Generator().manual_seed(3)
+    generator = seeded(3)
     sizes = torch.tensor([len(poisson_sample(1000, 0.1, generator)) for _ in range(400)]).double()
     assert float(sizes.mean()) == pytest.approx(100, abs=2)
     assert float(sizes.var()) == pytest.approx(90, rel=0.25)  # n q (1 - q)

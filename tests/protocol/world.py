@@ -263,7 +263,7 @@ class Program(Algorithm):
 
     @client_handler
     def noise(self, client: Client, ask: Ask) -> Answer:
-        return Answer(torch.rand(2, generator=client.noise("a")))
+        return Answer(client.noise("a").uniform(2))
 
     @client_handler
     def two_fits(self, client: Client, ask: Ask) -> Answer:

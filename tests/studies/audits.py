@@ -18,7 +18,7 @@ from fedfill.studies.auditing.replays import PILOT, Pair, numbers_of, repeat
 D, CLASSES = 6, 3
 
 
-def client(data, seed, *, id=0, round=0, hidden=True, resident=None, fit=None, classes=CLASSES):
+def client(data, seed, *, id=0, round=0, hidden="it sees sums alone", resident=None, fit=None, classes=CLASSES):
     """A client whose noise comes from this seed."""
     return Client(
         id=id, round=round, data=data, classes=classes, state=State({}), initial={}, seed=seed,

@@ -15,6 +15,7 @@ from fedfill.algorithms._base import Algorithm
 from fedfill.algorithms.feddpms import FedDPMS
 from fedfill.data.samples import Samples
 from fedfill.privacy.audit import Claim, judged, of_guesses
+from fedfill.privacy.keyed import seeded
 from fedfill.privacy.one_run import Guesses
 from fedfill.privacy.scores import joint_scores, lattice_scores, roc
 from fedfill.protocol.sums import contribute
@@ -87,7 +88,7 @@ def test_canary_gradients_in_one_run_of_a_gan():
     settings = GANSettings(latent=4, width=2, batch_size=100, critic_steps=10, noise="dpsgd")
     start = gan.start((1, 8, 8), settings, torch.Generator().manual_seed(0))
     with canaries.inserted():
-        gan.train(start, data, 1, settings, torch.Generator().manual_seed(1), torch.Generator().manual_seed(2), 1.0)
+        gan.train(start, data, 1, settings, torch.Generator().manual_seed(1), seeded(2, "noise"), 1.0)
     sampled = gan.released("images", settings, 400, 1, 1.0).sampled
     assert (canaries.steps, sampled) == (10, (1.0, 0.25, 10))
     found = of_guesses("images", "", Claim(0.0, (sampled,)), Guesses.of(canaries.scores, canaries.coins))

@@ -24,11 +24,12 @@ from fedfill.algorithms.dpfedavg import DPFedAvg
 from fedfill.privacy import dpsgd
 from fedfill.privacy import sums as privacy
 from fedfill.privacy.audit import Claim
+from fedfill.privacy.keyed import seeded
 from fedfill.protocol.client import Client
 from fedfill.protocol.sums import contribute
 from fedfill.statistics.noise import Noise
 from fedfill.statistics.sums import class_moments
-from fedfill.streams import derive, torch_stream
+from fedfill.streams import derive
 from fedfill.studies.auditing.replays import numbers_of
 from fedfill.synthesis import gan
 from fedfill.synthesis.gan_networks import GANSettings
@@ -68,7 +69,7 @@ def divided_twice(block, std, symmetric, generator):
 
 
 def one_for_all(block, std, symmetric, generator):
-    return block + std * torch.randn(1, generator=generator, dtype=torch.float64)
+    return block + std * generator.normal(1)
 
 
 def exact_counts(block, std, symmetric, generator):
@@ -131,7 +132,7 @@ def two_rounds(ask):
 
 def test_7_the_same_noise_in_every_round(monkeypatch):
     def same(patch):
-        patch.setattr(Client, "noise", lambda self, purpose: torch_stream(self._seed, purpose, self.id))
+        patch.setattr(Client, "noise", lambda self, purpose: seeded(self._seed, purpose, self.id))
 
     judge(lambda: two_rounds(700), monkeypatch, same)
 
@@ -194,7 +195,7 @@ def gradients(without, with_it, multiplier=1.3, others=None, claim=None, repeats
     rest = torch.zeros(0, D) if others is None else others
 
     def view(x, seed):
-        noise = torch_stream(seed, "noise")
+        noise = seeded(seed, "noise")
         return flat(dpsgd.noisy_sum(linear, ZEROS, (x,), 1.0, multiplier, noise))
 
     return audited(
@@ -271,7 +272,7 @@ def test_9_the_clip_comes_after_the_noise(monkeypatch):
     def late(loss, weights, batch, clip, multiplier, noise):
         total = summed(batch[0])
         x = torch.cat([total["w"], total["b"][None]])
-        x = x + torch.empty_like(x).normal_(generator=noise) * multiplier * clip
+        x = x + noise.normal(x.shape).float() * multiplier * clip
         return summed((x * min(1.0, 6 * clip / float(x.norm())))[None])
 
     judge(
@@ -307,7 +308,7 @@ def steps(claim, probability, count, multiplier, repeats=250):
     """An audit of several noisy sums over Poisson samples, by their total."""
 
     def view(x, seed):
-        coins, noise = torch_stream(seed, "coins"), torch_stream(seed, "noise")
+        coins, noise = seeded(seed, "coins"), seeded(seed, "noise")
         total = np.zeros(D)
         for _ in range(count):
             index = dpsgd.poisson_sample(len(x), probability, coins)
@@ -353,7 +354,7 @@ def test_12_the_sum_is_divided_by_the_cohort_that_came(monkeypatch):
         share = len(updates) / 40 if true_size["on"] else 0.25
         server = SimpleNamespace(
             participation=share, clients=40, round=0, model=lambda weights: network, note=lambda **figures: None,
-            noise=lambda purpose, hidden: torch_stream(seed, purpose),
+            noise=lambda purpose, hidden: seeded(seed, purpose),
         )  # fmt: skip
         mean = {"weight": updates.mean(0, keepdim=True)}
         return algorithm.combine(server, start, mean, [None] * len(updates))["weight"].double().numpy().flatten()

@@ -14,6 +14,7 @@ from torch.func import functional_call, grad, vmap
 from fedfill.data.samples import Batch, Samples, normalise
 from fedfill.privacy import accountant
 from fedfill.privacy.dpsgd import noisy_sum
+from fedfill.privacy.keyed import KeyedStream, seeded
 from fedfill.synthesis import cvae
 from fedfill.synthesis.cvae import Drawn, Mixture, Privacy
 from fedfill.synthesis.cvae_networks import (
@@ -242,7 +243,7 @@ def test_with_group_norm_no_image_changes_what_is_clipped_of_another() -> None:
 def test_private_steps_are_clipped_noisy_and_divided_by_the_expected_number(monkeypatch: pytest.MonkeyPatch) -> None:
     sums: list[tuple[int, Weights]] = []
 
-    def spied(loss: Any, weights: Weights, batch: Any, clip: float, multiplier: float, noise: torch.Generator) -> Any:
+    def spied(loss: Any, weights: Weights, batch: Any, clip: float, multiplier: float, noise: KeyedStream) -> Any:
         assert (clip, multiplier) == (0.5, 3.0)
         found = noisy_sum(loss, weights, batch, clip, multiplier, noise)
         sums.append((len(batch[0]), found))
@@ -253,17 +254,17 @@ def test_private_steps_are_clipped_noisy_and_divided_by_the_expected_number(monk
     spent = Privacy(clip=0.5, probability=0.2, steps=12, multiplier=3.0)
     given = (start(GROUP, stream()), data, GROUP, 1e-3, 1.0, spent)
     checks: list[int] = []
-    found = cvae.train_privately(*given, stream(1), stream(2), lambda: checks.append(1))
+    found = cvae.train_privately(*given, seeded(1), seeded(2), lambda: checks.append(1))
     sizes = [n for n, _ in sums]
     assert len(sums) == len(checks) == 12
     assert len(set(sizes)) > 1  # Poisson samples: their number is no secret-free constant
     # sums of 8 gradients no longer than .5 are at most 4 long; noise of std 1.5 on every one of all coordinates is what is seen
     numbers = torch.cat([x.flatten() for x in sums[0][1].values()])
     assert float(numbers.std()) == pytest.approx(1.5, rel=0.01)
-    other = cvae.train_privately(*given, stream(1), stream(3))
+    other = cvae.train_privately(*given, seeded(1), seeded(3))
     assert not torch.equal(other["decoder.head.weight"], found["decoder.head.weight"])
     sums.clear()
-    nobody = cvae.train_privately(*given[:1], data, GROUP, 1e-3, 1.0, Privacy(0.5, 1e-9, 2, 3.0), stream(1), stream(2))
+    nobody = cvae.train_privately(*given[:1], data, GROUP, 1e-3, 1.0, Privacy(0.5, 1e-9, 2, 3.0), seeded(1), seeded(2))
     assert [n for n, _ in sums] == [0, 0]  # an empty sample gets its noise too
     assert not torch.equal(nobody["decoder.head.weight"], given[0]["decoder.head.weight"])
 

@@ -10,6 +10,7 @@ from tests.helpers import refused
 
 from fedfill.data.samples import Samples
 from fedfill.privacy.accountant import sampled_epsilon
+from fedfill.privacy.keyed import seeded
 from fedfill.privacy.ledger import Ledger
 from fedfill.synthesis import gan, gan_networks
 from fedfill.synthesis.gan import GANOptions
@@ -67,7 +68,7 @@ def test_it_learns_what_the_data_look_like_with_a_slope_near_1():
     settings = dataclasses.replace(SMALL, width=8, learning_rate=5e-3)
     data = blobs()
     begin = gan.start((1, 8, 8), settings, stream())
-    trained = gan.train(begin, data, 200, settings, stream(1), stream(2))
+    trained = gan.train(begin, data, 200, settings, stream(1), seeded(2))
     made = gan.generate(trained, 64, data, settings, stream(3))
     bright = made.float() / 255
     halves = torch.stack([bright[:, :, :4].mean((1, 2, 3)), bright[:, :, 4:].mean((1, 2, 3))], 1)  # [n, 2]
@@ -88,7 +89,7 @@ def test_it_learns_what_the_data_look_like_with_a_slope_near_1():
 def test_an_auxiliary_classifier_makes_the_wanted_class():
     settings = dataclasses.replace(SMALL, width=8, learning_rate=2e-3, classes=2)
     data = blobs()
-    trained = gan.train(gan.start((1, 8, 8), settings, stream()), data, 150, settings, stream(1), stream(2))
+    trained = gan.train(gan.start((1, 8, 8), settings, stream()), data, 150, settings, stream(1), seeded(2))
     labels = torch.tensor([0, 1]).repeat_interleave(20)
     made = gan.generate(trained, labels, data, settings, stream(3)).float()
     top_is_dark = made[:, :, :4].mean((1, 2, 3)) < made[:, :, 4:].mean((1, 2, 3))
@@ -98,17 +99,17 @@ def test_an_auxiliary_classifier_makes_the_wanted_class():
 def test_the_generator_is_asked_for_the_wanted_classes_alone():
     settings = dataclasses.replace(SMALL, classes=5)
     for wanted, expected in (([3, 1], {1, 3}), (None, {0, 1, 2, 3, 4}), ([4], {4})):
-        _, labels = gan._Draws(stream(), settings, torch.device("cpu"), wanted).latent(200)
+        _, labels = gan._Draws(stream(), seeded(0), settings, torch.device("cpu"), wanted).latent(200)
         assert set(labels.tolist()) == expected
-    assert gan._Draws(stream(), SMALL, torch.device("cpu")).latent(2)[1] is None
+    assert gan._Draws(stream(), seeded(0), SMALL, torch.device("cpu")).latent(2)[1] is None
 
 
 @pytest.mark.parametrize("change", [{}, {"average": 0.9}, {"noise": "dpsgd"}, {"noise": "paper_eq3"}, {"classes": 2}])
 def test_it_goes_on_where_it_stopped(change):
     settings = dataclasses.replace(SMALL, **change)
     data, begin = blobs(), gan.start((1, 8, 8), settings, stream())
-    at_once = gan.train(begin, data, 4, settings, (draws := stream(1)), (noise := stream(2)), 1.0)
-    draws, noise = stream(1), stream(2)
+    at_once = gan.train(begin, data, 4, settings, (draws := stream(1)), (noise := seeded(2)), 1.0)
+    draws, noise = stream(1), seeded(2)
     half = gan.train(begin, data, 2, settings, draws, noise, 1.0)
     half = from_bytes(to_bytes(half))
     whole = gan.train(half, data, 2, settings, draws, noise, 1.0)
@@ -122,7 +123,7 @@ def test_it_goes_on_where_it_stopped(change):
 def test_the_moving_average_by_hand_and_it_makes_the_images():
     settings = dataclasses.replace(SMALL, average=0.9)
     data, begin = blobs(), gan.start((1, 8, 8), settings, stream())
-    trained = gan.train(begin, data, 1, settings, stream(1), stream(2))
+    trained = gan.train(begin, data, 1, settings, stream(1), seeded(2))
     moved = 0.0
     for name, tensor in trained.averaged.items():
         if tensor.is_floating_point():
@@ -144,7 +145,7 @@ def test_what_raises_ends_the_training():
         raise TimeoutError
 
     with pytest.raises(TimeoutError):
-        gan.train(gan.start((1, 8, 8), SMALL, stream()), blobs(), 5, SMALL, stream(1), stream(2), check=check)
+        gan.train(gan.start((1, 8, 8), SMALL, stream()), blobs(), 5, SMALL, stream(1), seeded(2), check=check)
 
 
 @pytest.mark.parametrize("classes", [0, 2])
@@ -164,10 +165,13 @@ def test_without_clipping_and_noise_dpsgd_is_the_plain_gradient(classes):
         def partners(self, b):
             return torch.arange(b)
 
+        def share(self, b):
+            return torch.linspace(0.1, 0.9, b)
+
     found = []
     for settings in (private, dataclasses.replace(private, noise="none")):
-        draws = InOrder(stream(1), settings, torch.device("cpu"))
-        gan._step_critic(critic, generator, data, settings, draws, stream(2), 1e-15)
+        draws = InOrder(stream(1), seeded(1), settings, torch.device("cpu"))
+        gan._step_critic(critic, generator, data, settings, draws, seeded(2), 1e-15)
         found.append([p.grad.clone() for p in critic.parameters()])
     for ours, plain in zip(*found, strict=True):
         torch.testing.assert_close(ours, plain, rtol=1e-4, atol=1e-5)
@@ -194,9 +198,9 @@ def test_a_private_step_is_divided_by_the_expected_batch_and_not_by_the_one_at_h
         def batch(self, n):
             return torch.tensor([4, 17, 30])
 
-    critic, draws = Bright(), Three(stream(1), settings, torch.device("cpu"))
+    critic, draws = Bright(), Three(stream(1), seeded(1), settings, torch.device("cpu"))
     gan._step_critic(
-        critic, lambda z, labels: torch.full((len(z), 1, 8, 8), -1.0), data, settings, draws, stream(2), 1e-15
+        critic, lambda z, labels: torch.full((len(z), 1, 8, 8), -1.0), data, settings, draws, seeded(2), 1e-15
     )
     assert critic.w.grad.item() == pytest.approx(expected, rel=1e-5)
 
@@ -216,8 +220,8 @@ def test_the_noise_of_a_private_step_by_hand(kind):
         begin = gan.start((1, 28, 28), settings, stream())
         generator.load_state_dict(begin.generator)
         critic.load_state_dict(begin.critic)
-        draws = kind(stream(1), settings, torch.device("cpu"))
-        gan._step_critic(critic, generator, blobs(40, 28), settings, draws, stream(2), multiplier)
+        draws = kind(stream(1), seeded(1), settings, torch.device("cpu"))
+        gan._step_critic(critic, generator, blobs(40, 28), settings, draws, seeded(2), multiplier)
         found.append(torch.cat([p.grad.flatten() for p in critic.parameters()]))
     noise = found[0] - found[1]
     assert len(noise) > 5000
@@ -227,7 +231,7 @@ def test_the_noise_of_a_private_step_by_hand(kind):
 
 def test_with_dpsgd_each_image_is_in_a_batch_by_a_coin_of_its_own():
     settings = dataclasses.replace(SMALL, noise="dpsgd", batch_size=8)
-    draws = gan._Draws(stream(), settings, torch.device("cpu"))
+    draws = gan._Draws(stream(), seeded(0), settings, torch.device("cpu"))
     batches = [draws.batch(40) for _ in range(400)]
     sizes = torch.tensor([len(batch) for batch in batches], dtype=torch.float64)
     # binomial: 40 * 0.2, and 40 * 0.2 * 0.8
@@ -235,7 +239,7 @@ def test_with_dpsgd_each_image_is_in_a_batch_by_a_coin_of_its_own():
     assert float(sizes.var()) == pytest.approx(6.4, rel=0.25)
     times = torch.bincount(torch.cat(batches), minlength=40)
     assert 45 < int(times.min()) <= int(times.max()) < 115  # 400 * 0.2, with a deviation of 8
-    plain = gan._Draws(stream(), SMALL, torch.device("cpu"))
+    plain = gan._Draws(stream(), seeded(0), SMALL, torch.device("cpu"))
     assert {len(plain.batch(40).unique()) for _ in range(20)} == {8}
 
 
@@ -250,8 +254,8 @@ def test_one_image_moves_a_private_step_by_no_more_than_the_clip():
         begin = gan.start((1, 8, 8), settings, stream())
         generator.load_state_dict(begin.generator)
         critic.load_state_dict(begin.critic)
-        draws = gan._Draws(stream(1), settings, torch.device("cpu"))
-        gan._step_critic(critic, generator, held, settings, draws, stream(2), 1e-12)
+        draws = gan._Draws(stream(1), seeded(1), settings, torch.device("cpu"))
+        gan._step_critic(critic, generator, held, settings, draws, seeded(2), 1e-12)
         found.append(torch.cat([p.grad.flatten() for p in critic.parameters()]))
     moved = float((found[0] - found[1]).norm())
     assert 0 < moved <= 2 * 0.1 / 8 * (1 + 1e-4)  # the sum moves by twice the clip, divided by the expected batch
@@ -264,7 +268,7 @@ def test_the_penalty_holds_the_slope_with_clipping_too(noise):
         SMALL, width=8, latent=20, batch_size=32, critic_steps=50, learning_rate=2e-3, noise=noise
     )
     data = blobs(64)
-    trained = gan.train(gan.start((1, 8, 8), settings, stream()), data, 1, settings, stream(1), stream(2), 1e-9)
+    trained = gan.train(gan.start((1, 8, 8), settings, stream()), data, 1, settings, stream(1), seeded(2), 1e-9)
     critic = Critic((1, 8, 8), settings)
     critic.load_state_dict(trained.critic)
     real, fake = data.inputs[:32] / 127.5 - 1, gan.generate(trained, 32, data, settings, stream(3)) / 127.5 - 1
@@ -280,8 +284,8 @@ def test_the_noise_of_equation_3_is_on_the_sum():
         begin = gan.start((1, 28, 28), settings, stream())
         generator.load_state_dict(begin.generator)
         critic.load_state_dict(begin.critic)
-        draws = gan._Draws(stream(1), settings, torch.device("cpu"))
-        gan._step_critic(critic, generator, blobs(40, 28), settings, draws, stream(2), 0.0)
+        draws = gan._Draws(stream(1), seeded(1), settings, torch.device("cpu"))
+        gan._step_critic(critic, generator, blobs(40, 28), settings, draws, seeded(2), 0.0)
         found.append(torch.cat([p.grad.flatten() for p in critic.parameters()]))
     shaken = found[1] - found[0]
     assert len(shaken) > 5000
@@ -350,24 +354,24 @@ def test_with_dpsgd_the_fakes_do_not_tell_how_many_real_images_were_drawn():
         generator, critic = Generator((1, 8, 8), settings), Critic((1, 8, 8), settings)
         generator.load_state_dict(begin.generator)
         critic.load_state_dict(begin.critic)
-        draws = All(stream(1), settings, torch.device("cpu"))
-        gan._step_critic(critic, generator, blobs(n), settings, draws, stream(2), 1.0)
+        draws = All(stream(1), seeded(1), settings, torch.device("cpu"))
+        gan._step_critic(critic, generator, blobs(n), settings, draws, seeded(2), 1.0)
         states.append(generator.state_dict())
     assert all(torch.equal(state[name], states[0][name]) for state in states[1:] for name in states[0])
 
 
 def test_an_image_more_moves_the_other_images_partners_by_no_rule():
     settings = dataclasses.replace(SMALL, noise="dpsgd", batch_size=4)
-    partners = gan._Draws(stream(), settings, torch.device("cpu")).partners(4000)
+    partners = gan._Draws(stream(), seeded(0), settings, torch.device("cpu")).partners(4000)
     assert torch.bincount(partners).tolist() == pytest.approx([1000] * 4, rel=0.1)
-    plain = gan._Draws(stream(), SMALL, torch.device("cpu")).partners(3)
+    plain = gan._Draws(stream(), seeded(0), SMALL, torch.device("cpu")).partners(3)
     assert plain.tolist() == [0, 1, 2]
 
 
 def test_torchs_global_generator_is_left_alone():
     """Clients' GANs are trained in threads side by side, and that generator is one for all of them."""
     before = torch.random.get_rng_state()
-    made = gan.train(gan.start((1, 8, 8), SMALL, stream()), blobs(), 1, SMALL, stream(1), stream(2))
+    made = gan.train(gan.start((1, 8, 8), SMALL, stream()), blobs(), 1, SMALL, stream(1), seeded(2))
     gan.generate(made, 3, blobs(), SMALL, stream(3))
     assert torch.equal(torch.random.get_rng_state(), before)
 

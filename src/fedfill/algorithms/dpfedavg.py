@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal
 
-import torch
 from pydantic import Field
 
 from fedfill.algorithms import Composable, Start
@@ -73,15 +72,15 @@ class DPFedAvg(FedAvg):
         sums = {
             name: len(replies) * (mean[name] - weights[name]) for name in moving if weights[name].is_floating_point()
         }
-        generator = server.noise("dp", sums)
+        stream = server.noise("dp", sums)
         new = dict(weights)
         for name in moving:
             w = weights[name]
             if (same := first.get(name, name)) != name:
                 new[name] = new[same]
             elif name in sums:
-                noise = torch.empty_like(w).normal_(generator=generator) * std
-                new[name] = w + (sums[name] + noise) / expected
+                noise = stream.normal(w.shape).to(w.device) * std  # rounded to the model's type once it is in the sum
+                new[name] = (w.double() + (sums[name].double() + noise) / expected).to(w.dtype)
         spent = sampled_epsilon(self.noise_multiplier, server.participation, server.round + 1, self.client_delta)
         server.note(client_epsilon=spent)
         return new

@@ -270,7 +270,9 @@ class FedDPMS(NoisyMeans, Matching, VAEOptions, Composable):
             means = class_means(model, data, classes, self.bound, self.clip(latent))  # [n, l]
             own = received if self.mechanism == "public_filter" else local
             judge = client.model({**own, **client.state.decoder}) if self.filters_at_home else None
-            shared, tried, releases = self.share(means, classes, counts, judge, client.noise("dpms"), client.check)
+            # the paper's mechanism has no guarantee, and keeps its draws
+            noise = client.unguaranteed("dpms") if self.mechanism == "paper" else client.noise("dpms")
+            shared, tried, releases = self.share(means, classes, counts, judge, noise, client.check)
         for name, release in releases.items():
             client.release(name, release)
         return shared, tried

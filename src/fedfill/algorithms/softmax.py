@@ -23,6 +23,7 @@ from fedfill.protocol.client import Client, client_handler
 from fedfill.protocol.server import Server
 from fedfill.protocol.sums import Sums, collect, contribute
 from fedfill.statistics.softmax import (
+    FINE_GRADIENT,
     gradient_bound,
     gradient_sum,
     noisy_preconditioner,
@@ -30,7 +31,7 @@ from fedfill.statistics.softmax import (
     softmax_head,
     step,
 )
-from fedfill.statistics.sums import Block, Statistic, class_moments
+from fedfill.statistics.sums import FINE, GRID, Block, Statistic, class_moments
 from fedfill.tree import Tree, Weights
 
 
@@ -84,10 +85,12 @@ class Softmax(Featured):
     def gradients(self, layer: Layer, head: Tensor) -> Statistic:
         """The gradient of the cross-entropy at a head, ``[d, classes]``."""
         bound = gradient_bound(min(layer.radius, 1e30), self.clip)
-        block = Block(tuple(head.shape), privacy.other(bound, head.numel()))
+        fine = FINE_GRADIENT if self.trust == "secure" else None  # whole numbers, as masks are for these
+        bits = None if fine is None or layer.radius > FINE else GRID + fine
+        block = Block(tuple(head.shape), privacy.other(bound, head.numel()), bits=bits)
 
         def add(sums: Weights, z: Tensor, labels: Tensor) -> None:
-            sums["gradient"] += gradient_sum(head.to(z.device), z, labels, self.clip)
+            sums["gradient"] += gradient_sum(head.to(z.device), z, labels, self.clip, fine)
 
         return Statistic({"gradient": block}, add, "gradients of the last layer")
 

@@ -270,7 +270,9 @@ flower-supernode --superlink server.example.org:8000 --root-certificates ca.crt 
 (a file with the tensors `inputs` and `labels`); classes are found by their names in `task.toml`, and a host may lack some. `state-dir` holds what
 the client keeps between rounds, `noise.key`, which undoes the protection of its noise in other hands, and `fedfill.log`: it belongs on a disk that outlives a restart. Further: `device="cuda"`, `max-message-bytes=1073741824`.
 Run it under a supervisor that starts it again after a minute (systemd: `Restart=always`, `RestartSec=60`): a SuperLink refuses a node for as
-long as it believes it online. A host that is refused for a slip says why in its own log and in the server's.
+long as it believes it online.
+Where the experiment says `trust` secure, each host also needs `key="/path/to/node.key" peers="/path/to/keys"`: a folder with the public keys of all hosts, `node0.pub` to
+`node{task.clients - 1}.pub`, which it gets from their people and **never from the server**. A host that is refused for a slip says why in its own log and in the server's.
 
 ## 4. Run
 

@@ -7,6 +7,11 @@ import ipaddress
 import os
 from pathlib import Path
 
+from cryptography.exceptions import UnsupportedAlgorithm
+
+from fedfill.errors import FedfillError
+from fedfill.privacy.masking import Parties, read_private, read_public
+
 HOST = "127.0.0.1"
 
 
@@ -58,6 +63,21 @@ def make_node_key(path: Path) -> None:
     _write_secret(path.with_suffix(".key"), key.private_bytes(serialization.Encoding.PEM, ssh, plain))
     public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
     path.with_suffix(".pub").write_bytes(public)  # last: where it is, the other is whole
+
+
+def read_parties(key: str, peers: str, clients: int) -> Parties:
+    """A host's own key, and the public keys of all hosts, from files on its disk that did not come from the server."""
+    own, folder = Path(key).expanduser(), Path(peers).expanduser()
+    try:
+        return Parties(
+            read_private(own.read_bytes()),
+            {i: read_public((folder / f"node{i}.pub").read_bytes()) for i in range(clients)},
+        )
+    except (OSError, ValueError, UnsupportedAlgorithm) as error:
+        raise FedfillError(
+            f"peers: can't read the keys of this deployment's {clients} hosts ({error}); allowed: key, this host's own as "
+            "ssh-keygen -t ecdsa -b 384 writes it, and a folder with node0.pub, node1.pub and so on"
+        ) from error
 
 
 def _write_secret(path: Path, data: bytes) -> None:

@@ -20,6 +20,7 @@ from fedfill import __version__
 from fedfill.algorithms import Algorithm
 from fedfill.data.federation import ClientData
 from fedfill.deployment.host_data import Task, load_host
+from fedfill.deployment.keys import read_parties
 from fedfill.engines import flower, flower_host
 from fedfill.engines.local import choose_device
 from fedfill.errors import FedfillError, checked, did_you_mean
@@ -52,6 +53,8 @@ HOST = {
     "state-dir": "",
     "device": "auto",
     "noise": "secret",
+    "key": "",
+    "peers": "",
     "max-message-bytes": 2**30,
     "partition-id": -1,
     "num-partitions": 0,
@@ -254,6 +257,7 @@ def _site(prepared: Prepared, task: Task, context: flower.Context) -> flower_hos
         timeout=experiment.reply_timeout,
         secret=secret,
         limit=config["max-message-bytes"],
+        parties=read_parties(config["key"], config["peers"], task.clients) if config["peers"] else None,
     )
 
 

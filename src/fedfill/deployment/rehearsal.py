@@ -66,6 +66,8 @@ def rehearse(prepared: Prepared, path: Path, on_round: OnRound | None = None) ->
                     "state-dir": str(place / "state"),
                     # a rehearsal is a simulation: it can be repeated to the bit
                     "noise": "seed",
+                    "key": str(folder / "flower" / f"node{i}.key"),
+                    "peers": str(folder / "flower"),
                     "device": experiment.device,
                 }
             )

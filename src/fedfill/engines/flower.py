@@ -12,6 +12,7 @@ import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
+from functools import partial
 from typing import Any
 
 import httpx
@@ -30,9 +31,11 @@ from fedfill.engines.flower_messages import (
     HELLO,
     PATIENCE,
     PROTOCOL,
+    SUM_KEY,
     UNREAD,
     Answer,
     Evaluate,
+    GivenKey,
     Hello,
     Mistaken,
     Scores,
@@ -43,12 +46,13 @@ from fedfill.engines.flower_messages import (
     pack,
     unpack,
 )
+from fedfill.engines.flower_sums import MaskedSum
 from fedfill.engines.runner import make_resident
 from fedfill.errors import FedfillError
 from fedfill.privacy.releases import unbounded
 from fedfill.protocol.messages import HEAVIEST, Answers, Average, Lost, Message, Outcome, releases_of
 from fedfill.training.evaluation import Evaluation, divergence, largest_share, score_all, shares
-from fedfill.tree import Tree, Weights
+from fedfill.tree import Record, Tree, Weights
 
 __all__ = ["Context", "FlowerEngine", "Grid", "ServerApp", "server_app"]
 
@@ -130,7 +134,7 @@ class FlowerEngine:
         self._seconds = GRACE + (PATIENCE if timeout is None else timeout)
         self._limit = limit
         self._kinds = {f"train.{name}": reply for name, (_, reply) in handlers_of(program).items()}
-        self._kinds |= {HELLO: Hello, EVALUATE: Scores}
+        self._kinds |= {HELLO: Hello, EVALUATE: Scores, SUM_KEY: GivenKey}
         self._nodes: dict[int, int] = {}  # client -> node
         self._refused: dict[int, tuple[str, float]] = {}  # node -> why, and when
         self._told: set[tuple[int, str]] = set()
@@ -149,6 +153,9 @@ class FlowerEngine:
 
     def call(self, handler: str, messages: Mapping[int, Message], t: int, average: Average | None = None) -> Answers:
         """Run a handler on every host that has a message."""
+        if average is not None and average.least and messages:
+            ask_parts = partial(self._ask_all, f"train.{handler}", t)
+            return MaskedSum(handler, partial(self._ask_all, SUM_KEY, t), ask_parts, average).call(messages)
         bodies: dict[int, Array] = {}  # by identity: one message often goes to everyone
         for message in messages.values():
             if id(message) not in bodies:
@@ -157,6 +164,12 @@ class FlowerEngine:
         contents = {i: pack(bodies[id(message)], **words, client=i) for i, message in messages.items()}
         replies = self._ask(f"train.{handler}", contents, self._seconds)
         return Answers(self._outcomes({i: replies[i] for i in messages}, f"train.{handler}"))
+
+    def _ask_all(self, action: str, t: int, clients: Sequence[int], message: Message | Record) -> dict[int, Outcome]:
+        """What comes of one message to clients."""
+        body, words = encode(message), self._words(t)
+        contents = {i: pack(body, **words, client=i) for i in clients}
+        return self._outcomes(self._ask(action, contents, self._seconds), action)
 
     def evaluate(self, weights: Weights, t: int) -> Evaluation:
         """Score weights on the server's test set and on the hosts' own splits."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +19,19 @@ from torch import nn
 from fedfill import tree
 from fedfill.data.federation import ClientData
 from fedfill.data.samples import Samples
+from fedfill.engines.flower_keys import NO_KEYS, hidden, promise, question_of, redeemed, state_name
 from fedfill.engines.flower_messages import (
     EVALUATE,
     HELLO,
     PATIENCE,
     PROTOCOL,
+    SUM_KEY,
     Answer,
+    AskKey,
     Evaluate,
+    GivenKey,
     Hello,
+    Hidden,
     Scores,
     encode,
     first_line,
@@ -36,6 +41,8 @@ from fedfill.engines.flower_messages import (
 )
 from fedfill.engines.runner import ClientRunner, make_resident
 from fedfill.errors import FedfillError
+from fedfill.privacy.masking import Occasion, Parties
+from fedfill.privacy.sums import MASKED
 from fedfill.protocol.messages import Lost
 from fedfill.runs.directory import noise_key, write_atomically
 from fedfill.training.evaluation import score_all
@@ -69,6 +76,7 @@ class Site:
         timeout: Seconds for one call, or None.
         secret: Whether noise comes from a key that only this host has, and not from the seed.
         limit: Bytes of a message at the most.
+        parties: Keys of all hosts, for sums whose parts nobody may see; None: this one takes no part in them.
     """
 
     client: int
@@ -84,6 +92,7 @@ class Site:
     timeout: float | None
     secret: bool
     limit: int
+    parties: Parties | None = None
 
 
 @dataclass(frozen=True)
@@ -145,6 +154,7 @@ def client_app(program: Any, arrive: Callable[[Context], Site]) -> ClientApp:
         app.train(handler)(action(functools.partial(_run, handler, kind), f"train.{handler}"))
     app.query("hello")(action(_say_hello, HELLO))
     app.query("evaluate")(action(_score, EVALUATE))
+    app.query("sum_key")(action(_give_key, SUM_KEY))
     return app
 
 
@@ -177,9 +187,24 @@ class _Office:
         return ClientRunner(
             site.program, classes=site.classes, initial=site.initial, seed=site.seed, device=site.device,
             timeout=PATIENCE if site.timeout is None else site.timeout,
-            secret=noise_key(site.folder / "noise.key", site.digest) if site.secret else None,
-            hides=False,  # Flower's server receives each host's reply
+            secret=self.noise_key,
+            hides="",  # Flower's server receives each host's reply, but for those under masks
         )  # fmt: skip
+
+    @property
+    def noise_key(self) -> bytes | None:
+        """The host's key for noise; None: noise comes from the seed."""
+        return noise_key(self.site.folder / "noise.key", self.site.digest) if self.site.secret else None
+
+    @property
+    def key_path(self) -> Path:
+        """Where the secret part of a key for one sum lies until it is used."""
+        return self.path.with_suffix(".sum_key")
+
+    def state_name(self, occasion: Occasion, state: Tree) -> str:
+        """A keyed hash of all that an answer is made of: its circle draws other noise where it is another."""
+        made_of = {"data": self.train, "unlabelled": self.unlabelled, "state": state}
+        return state_name(self.noise_key, occasion, made_of)
 
     @property
     def path(self) -> Path:
@@ -202,18 +227,30 @@ def _run(handler: str, kind: Any, office: _Office, message: Tree, words: dict[st
     site = office.site
     _check_client(site, words)
     t = _round(words)
-    tree.validated(message, kind)
-    message = tree.to(message, site.device)
+    circle, asked = (message.circle, message.message) if isinstance(message, Hidden) else ([], message)
+    tree.validated(asked, kind)
+    message = tree.to(asked, site.device)
     office.path.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(office.path.with_suffix(".lock")):
+        pending = None
+        if circle:
+            if site.parties is None:
+                raise ValueError(NO_KEYS)
+            occasion = Occasion(site.digest, handler, t, question_of(asked))
+            pending = redeemed(office.key_path, occasion, circle, site.parties)
         kept, run = office.kept(), words["run"]
         state, before = _stored(kept, run, t, words.get("begun"), words.get("origin"))
         anew = kept is not None and kept.run != run
+        if pending is not None and office.state_name(pending.occasion, state) != pending.key.state:
+            raise ValueError("what this client's answer is made of has changed since it gave its key")
         state = tree.to(state, site.device)
         outcome, new = office.runner.serve(
             office.resident, handler, site.client, office.train, office.unlabelled, state, message,
             t - site.program.pretraining_steps(),
+            MASKED if circle else "", [f"{key.client} {key.state}" for key in circle],
         )  # fmt: skip
+        if pending is not None and outcome.reply is not None:
+            outcome = replace(outcome, reply=hidden(outcome.reply, pending, circle))
         office.runner.check(handler)
         if outcome.error is not None:
             log.warning("'%s' failed", handler, exc_info=outcome.error)
@@ -269,6 +306,21 @@ def _stored(kept: Kept | None, run: str, t: int, begun: Any, origin: Any) -> tup
 def _say_hello(office: _Office, message: Tree, words: dict[str, Any]) -> Answer:
     """Say who this is."""
     return Answer(Hello(office.site.client, PROTOCOL, office.site.digest, len(office.site.data.test) > 0))
+
+
+def _give_key(office: _Office, message: Tree, words: dict[str, Any]) -> Answer:
+    """Make a key for one sum."""
+    tree.validated(message, AskKey)
+    site, t = office.site, _round(words)
+    _check_client(site, words)
+    if site.parties is None:
+        raise ValueError(NO_KEYS)
+    office.path.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(office.path.with_suffix(".lock")):
+        state, _ = _stored(office.kept(), words["run"], t, words.get("begun"), words.get("origin"))
+        occasion = Occasion(site.digest, message.handler, t, message.question)
+        name = office.state_name(occasion, state)
+        return Answer(GivenKey(promise(office.key_path, occasion, site.client, site.parties, name)))
 
 
 def _score(office: _Office, message: Tree, words: dict[str, Any]) -> Answer:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, get_type_hints
 
 import torch
@@ -15,11 +16,12 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
 from fedfill import tree
 from fedfill.errors import FedfillError
-from fedfill.privacy.releases import Release, unbounded
+from fedfill.privacy.masking import SumKey
+from fedfill.privacy.releases import Release, public, unbounded
 from fedfill.protocol.messages import Lost, Message
 from fedfill.tree import Record, Tree, Weights
 
-PROTOCOL = 1
+PROTOCOL = 2
 PATIENCE = 3600.0
 """Seconds that a host has for one call where the experiment sets none."""
 STYPE = "fedfill.safetensors"
@@ -30,7 +32,7 @@ DTYPES = {torch.float64, torch.float32, torch.float16, torch.bfloat16}
 DTYPES |= {torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool}
 """What tensors in a message may be."""
 
-HELLO, EVALUATE = "query.hello", "query.evaluate"
+HELLO, EVALUATE, SUM_KEY = "query.hello", "query.evaluate", "query.sum_key"
 
 APP_ERRORS = (1, 2)
 """Flower's codes for a host's program that can't be loaded or raises; the others are about nodes and the wire."""
@@ -94,6 +96,42 @@ class Scores(Message):
     loss: float
     validated: int
     validation: int
+
+
+@dataclass(frozen=True)
+class AskKey(Message):
+    """Server to host: the request for a key with which its part of one sum is hidden.
+
+    Attributes:
+        handler: That will be called.
+        question: SHA-256 of the message that it will get.
+    """
+
+    handler: str
+    question: str
+
+
+@dataclass(frozen=True)
+class GivenKey(Message):
+    """Host to server: its key for one sum."""
+
+    declared = MappingProxyType(
+        {"key": public("a fresh key, and whether the answer will be one that was given before")}
+    )
+    key: SumKey
+
+
+@dataclass(frozen=True)
+class Hidden(Record):
+    """Server to host: a message, and whose answers are summed with its own.
+
+    Attributes:
+        message: For the handler.
+        circle: A key of each, in ascending order of clients.
+    """
+
+    message: Message
+    circle: list[SumKey]
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -15,9 +15,11 @@ from fedfill import tree
 from fedfill.data.samples import Batch, Samples
 from fedfill.engines.allocator import keep_freed_memory
 from fedfill.errors import ContractError
+from fedfill.privacy.keyed import KeyedStream
+from fedfill.privacy.sums import SUM_ALONE
 from fedfill.protocol.client import Client, State
 from fedfill.protocol.messages import Lost, Message, Outcome, releases_of
-from fedfill.streams import secret_stream, torch_stream
+from fedfill.streams import torch_stream
 from fedfill.training.fit import Fit, Fitted, Interrupted, LocalTraining, Resident, fit, make_optimizer, mini_batches
 from fedfill.tree import Tree, Weights
 
@@ -64,7 +66,7 @@ class ClientRunner:
         timeout: Seconds that a client has for one call; None: as long as it takes.
         secret: A key that only this host has, from which noise comes in place of the seed; another one for each experiment, as
             settings that no message holds may change what is protected.
-        hides: Whether sums over replies are all that leaves the place where the handlers run.
+        hides: Under which condition sums over replies are all that the server gets; empty: it gets the replies.
     """
 
     def __init__(
@@ -77,7 +79,7 @@ class ClientRunner:
         device: torch.device,
         timeout: float | None = None,
         secret: bytes | None = None,
-        hides: bool = True,
+        hides: str = SUM_ALONE,
     ) -> None:
         self._program = program
         self._classes = classes
@@ -105,8 +107,13 @@ class ClientRunner:
         state: Tree,
         message: Message,
         t: int,
+        hidden: str | None = None,
+        circle: Sequence[str] = (),
     ) -> tuple[Outcome, Tree]:
         """Run one handler on containers of its own.
+
+        `hidden` is as in `Client`, where this call differs from others; `circle` names whose answers are summed with this one
+        and what they are made of: in another circle the noise is another.
 
         The state to commit is None where the handler raised, was late or broke a rule, or where its reply is not finite: then
         what was committed before stays, and a client that diverged is not lost for ever.
@@ -122,9 +129,9 @@ class ClientRunner:
             parts = {"message": message, "data": data, "unlabelled": unlabelled, "state": state}
             return hashlib.sha256(tree.to_bytes(parts)).hexdigest()
 
-        def secret(purpose: str) -> torch.Generator:
+        def secret(purpose: str) -> KeyedStream:
             # by all that the answer is made of: to the same question the same noise, to any other question other noise
-            return secret_stream(self._secret or b"", handler, purpose, t, i, asked(), device=data.labels.device)
+            return KeyedStream(self._secret or b"", handler, purpose, t, i, asked(), *circle, device=data.labels.device)
 
         fits = _Fits(resident, (self._seed, t, i), self._device)
         client = Client(
@@ -141,7 +148,8 @@ class ClientRunner:
             batches=fits.batches,
             secret=secret if self._secret is not None else None,
             unlabelled=unlabelled,
-            hidden=self._hides,
+            hidden=self._hides if hidden is None else hidden,
+            together=len(circle) or None,
             scratch=self._scratch.setdefault(i, {}),
         )
         late = Lost(f"took longer than reply_timeout={self._timeout} s")

@@ -8,21 +8,22 @@ import torch
 from torch import Tensor
 from torch.func import grad, vmap
 
+from fedfill.privacy.keyed import KeyedStream
 from fedfill.tree import Weights, zeros_like
 
 
-def poisson_sample(n: int, probability: float, generator: torch.Generator) -> Tensor:
+def poisson_sample(n: int, probability: float, coins: KeyedStream) -> Tensor:
     """Positions of a Poisson sample: each of `n` records by a coin of its own; perhaps none.
 
     Args:
         n: How many records there are.
         probability: Of each, in (0, 1].
-        generator: Stream of the coins.
+        coins: Their stream: uniform in float64, so that a probability is met to 2^-53.
 
     Returns:
         Positions in ascending order, ``[b]`` int64.
     """
-    return torch.nonzero(torch.rand(n, generator=generator, device=generator.device) < probability).flatten()
+    return torch.nonzero(coins.uniform(n) < probability).flatten()
 
 
 def clipped_sum(loss: Callable[..., Tensor], weights: Weights, batch: tuple[Tensor, ...], clip: float) -> Weights:
@@ -53,7 +54,7 @@ def noisy_sum(
     batch: tuple[Tensor, ...],
     clip: float,
     noise_multiplier: float,
-    noise: torch.Generator,
+    noise: KeyedStream,
 ) -> Weights:
     """`clipped_sum` with Gaussian noise of standard deviation ``noise_multiplier * clip`` on each coordinate.
 
@@ -63,11 +64,11 @@ def noisy_sum(
         batch: A Poisson sample; the noise is added to an empty one, too.
         clip: As in `clipped_sum`.
         noise_multiplier: Above 0.
-        noise: Stream of the noise.
+        noise: Stream of the noise, which is added in float64 before the sum is rounded to the type of the weights.
 
     Returns:
         To be divided by the expected size of a batch, never by that of this one.
     """
     total = clipped_sum(loss, weights, batch, clip)
     std = noise_multiplier * clip
-    return {name: g + torch.empty_like(g).normal_(generator=noise) * std for name, g in total.items()}
+    return {name: (g.double() + noise.normal(g.shape).to(g.device) * std).to(g.dtype) for name, g in total.items()}

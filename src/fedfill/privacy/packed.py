@@ -11,6 +11,9 @@ import math
 import torch
 from torch import Tensor
 
+from fedfill.privacy.discrete import discrete_gaussian
+from fedfill.privacy.keyed import KeyedStream
+
 
 def pack(matrix: Tensor) -> Tensor:
     """The upper triangle of symmetric matrices, row by row.
@@ -60,7 +63,7 @@ def isometric(packed: Tensor) -> Tensor:
     return packed * _lengths(packed)
 
 
-def add_noise(block: Tensor, std: float, symmetric: bool, generator: torch.Generator) -> Tensor:
+def add_noise(block: Tensor, std: float, symmetric: bool, stream: KeyedStream) -> Tensor:
     """A block with independent Gaussian noise on each coordinate; of a symmetric one, on each isometric coordinate.
 
     Back in a symmetric matrix that is `std` on the diagonal and ``std / sqrt(2)`` off it, which is the least that has
@@ -70,7 +73,7 @@ def add_noise(block: Tensor, std: float, symmetric: bool, generator: torch.Gener
         block: Float64, so that nothing was rounded before the noise; ``[..., d (d + 1) / 2]`` where it is symmetric.
         std: Standard deviation, 0 or more.
         symmetric: Whether the block is the upper triangle of symmetric matrices.
-        generator: Stream of the noise, which must not be used for anything else.
+        stream: Of the noise, which must not be used for anything else.
 
     Returns:
         A new tensor of the same shape.
@@ -82,9 +85,29 @@ def add_noise(block: Tensor, std: float, symmetric: bool, generator: torch.Gener
         raise ValueError(f"noise is added before numbers are rounded, to float64 and not to {block.dtype}")
     if not 0 <= std < math.inf:
         raise ValueError(f"the standard deviation of noise is a finite number of at least 0, not {std}")
-    noise = torch.randn(block.shape, generator=generator, dtype=torch.float64, device=generator.device)
-    noise = noise.to(block.device)
+    noise = stream.normal(block.shape).to(block.device)
     return block + std * (noise / _lengths(block) if symmetric else noise)
+
+
+def add_whole_noise(block: Tensor, std: float, symmetric: bool, stream: KeyedStream) -> Tensor:
+    """A block of whole numbers with independent discrete Gaussian noise, of `add_noise`'s deviations.
+
+    Args:
+        block: int64, in steps of its grid; ``[..., d (d + 1) / 2]`` where it is symmetric.
+        std: Standard deviation in steps, above `discrete.STEPS`.
+        symmetric: Whether the block is the upper triangle of symmetric matrices.
+        stream: Of the noise, which must not be used for anything else.
+
+    Returns:
+        A new tensor, int64.
+
+    Raises:
+        ValueError: Where the block is not int64, or `std` is out of range.
+    """
+    if block.dtype != torch.int64:
+        raise ValueError(f"whole noise is added to whole numbers of 64 bits, not to {block.dtype}")
+    each = torch.full(block.shape, std, dtype=torch.float64)
+    return block + discrete_gaussian(each / _lengths(each) if symmetric else each, stream).to(block.device)
 
 
 def _side(packed: Tensor) -> int:

@@ -17,7 +17,7 @@ from typing import Literal, get_args
 
 from fedfill.errors import FedfillError, did_you_mean
 from fedfill.privacy import accountant
-from fedfill.privacy.packed import add_noise, isometric, pack, unpack
+from fedfill.privacy.packed import add_noise, add_whole_noise, isometric, pack, unpack
 from fedfill.privacy.releases import Release, unbounded
 
 __all__ = [
@@ -25,6 +25,7 @@ __all__ = [
     "BlockBound",
     "Trust",
     "add_noise",
+    "add_whole_noise",
     "client_factor",
     "counts",
     "gram",
@@ -50,7 +51,8 @@ Kind = Literal["gram", "moments", "counts", "other"]
 COUNTS_SHARE = 0.02
 """Share of the budget that counts get by default: only relative errors of a class's size matter."""
 SUM_ALONE = "the server learns the sum of the replies and no single reply"
-REALS = "arithmetic is exact on a grid, or real numbers are meant"
+MASKED = "every host runs the published program, and was given the other hosts' public keys by their own people and not by the server"
+"""The condition of an engine that masks replies, in place of `SUM_ALONE`."""
 TRUSTED = "the server adds the noise as told, and forgets the single replies"
 AS_THEY_ARE = "sums, sent as they are"
 GIVES_AWAY = (
@@ -354,7 +356,7 @@ def released(
     trust: Trust,
     replies: int = 1,
     honest: int = 1,
-    hidden: bool = False,
+    hidden: str = "",
     conditions: Iterable[str] = (),
 ) -> Release:
     """What the ledger books for the sums that one client sends.
@@ -366,7 +368,8 @@ def released(
         trust: Who adds the noise.
         replies: Clients that are asked, with ``secure``.
         honest: As in `client_factor`.
-        hidden: With ``secure``: whether single replies are kept from the server. Where they aren't, there is no guarantee.
+        hidden: With ``secure``: under which condition single replies are kept from the server, such as `SUM_ALONE` or `MASKED`.
+            Empty where they aren't: then there is no guarantee.
         conditions: More of them, such as that the features of a record depend on that record alone.
 
     Returns:
@@ -382,11 +385,12 @@ def released(
         return unbounded(f"{AS_THEY_ARE}: {words}{f'. {GIVES_AWAY}' if gives_away else ''}")
     share = f"at least {honest} of the {replies} clients in the sum add their share of noise and keep it to themselves"
     adds = {"site": "at each client", "secure": "shared between the clients", "server": "by the server alone"}[trust]
-    more = {"site": (), "secure": (SUM_ALONE, share, REALS), "server": (TRUSTED,)}[trust]
+    more = {"site": (), "secure": (hidden or SUM_ALONE, share), "server": (TRUSTED,)}[trust]
     added, replaced = mu_added(bounds, noise), mu_replaced(bounds, noise)
-    met = trust == "site" or (trust == "secure" and hidden)
+    met = trust == "site" or (trust == "secure" and bool(hidden))
+    kind = "Discrete Gaussian" if trust == "secure" else "Gaussian"
     return Release(
-        f"Gaussian noise {adds}, std by block, on {words}",
+        f"{kind} noise {adds}, std by block, on {words}",
         replaced if met else None,
         (*more, *conditions),
         None if met else replaced,

@@ -10,6 +10,7 @@ from torch import nn
 
 from fedfill.data.samples import Batch, Samples
 from fedfill.errors import ContractError
+from fedfill.privacy.keyed import KeyedStream, seeded
 from fedfill.privacy.releases import Release
 from fedfill.protocol.messages import Message
 from fedfill.streams import torch_stream
@@ -74,7 +75,8 @@ class Client:
         batches: Makes the mini-batches of a training.
         secret: Makes a stream of noise that nobody else can follow; None: noise comes from the seed.
         unlabelled: The client's samples without labels; None: it has none, and the attribute is empty.
-        hidden: Whether the server gets no single reply of a call to `Server.sum`, but the sum alone.
+        hidden: Under which condition the server gets no single reply of this call, but the sum alone; empty: it gets the reply.
+        together: With how many clients' replies, its own among them, a hidden one is summed; None: with those of all that are asked.
         scratch: What may be computed again at any time, such as features of a frozen network; it is no part of the state.
     """
 
@@ -92,9 +94,10 @@ class Client:
         fit: Callable[[Fit], Fitted] | None = None,
         check: Callable[[], None] = lambda: None,
         batches: Callable[[Samples, LocalTraining], Iterator[Batch]] = lambda data, training: iter(()),
-        secret: Callable[[str], torch.Generator] | None = None,
+        secret: Callable[[str], KeyedStream] | None = None,
         unlabelled: Samples | None = None,
-        hidden: bool = False,
+        hidden: str = "",
+        together: int | None = None,
         scratch: dict[str, Any] | None = None,
     ) -> None:
         self.id = id
@@ -105,6 +108,7 @@ class Client:
         self.state = state
         self.initial = initial
         self.hidden = hidden
+        self.together = together
         self.releases: dict[str, Release] = {}
         self.scratch = {} if scratch is None else scratch
         self._seed = seed
@@ -114,7 +118,7 @@ class Client:
         self._batches = batches
         self._secret = secret
         self._streams: dict[str, torch.Generator] = {}
-        self._noises: dict[str, torch.Generator] = {}
+        self._noises: dict[str, KeyedStream] = {}
 
     @property
     def blank(self) -> torch.Tensor:
@@ -133,16 +137,32 @@ class Client:
             )
         return self._streams[purpose]
 
-    def noise(self, purpose: str) -> torch.Generator:
-        """The stream for noise that shall protect this client's data.
+    def noise(self, purpose: str) -> KeyedStream:
+        """The stream for noise, and for coins, that shall protect this client's data: ChaCha20 under a key.
 
-        It is `stream` in a simulation, where a run can be repeated to the bit. In a deployment nobody else may know it.
+        In a simulation the key is made of the seed, so that a run can be repeated to the bit. In a deployment it is the
+        host's own, and nobody else may know it. Asked for again in the same handler the stream goes on where it was.
+        """
+        if purpose not in self._noises:
+            device = self.data.labels.device
+            self._noises[purpose] = (
+                seeded(self._seed, purpose, self.round, self.id, device=device)
+                if self._secret is None
+                else self._secret(purpose)
+            )
+        return self._noises[purpose]
+
+    def unguaranteed(self, purpose: str) -> torch.Generator:
+        """As `noise`, for what has no guarantee whatever its noise is: torch's generator, `stream` in a simulation.
+
+        In a deployment its seed is of the host's key, so that nobody can simply draw the same.
         """
         if self._secret is None:
             return self.stream(purpose)
-        if purpose not in self._noises:
-            self._noises[purpose] = self._secret(purpose)
-        return self._noises[purpose]
+        if purpose not in self._streams:
+            seed = int(self._secret(purpose).words(1)[0]) >> 1
+            self._streams[purpose] = torch.Generator(device=self.data.labels.device).manual_seed(seed)
+        return self._streams[purpose]
 
     def model(self, weights: Weights) -> nn.Module:
         """A model that holds `weights`, in evaluation mode, valid until the next `model` or `fit` of this handler."""

@@ -62,12 +62,14 @@ class Average:
         by: By field, the field with a reply's weight; where there is none, all weigh the same.
         numbers: Further fields that have to hold a number of at least 0.
         total: Whether it is the sum, of whole numbers (int64 in `shapes`) or of others (float64), either of any width.
+        least: Of how many replies at the least a sum may be known that the server gets no single part of; 0: it may see them.
     """
 
     shapes: Mapping[str, Mapping[str, tuple[torch.dtype, tuple[int, ...]]]]
     by: Mapping[str, str]
     numbers: tuple[str, ...] = ()
     total: bool = False
+    least: int = 0
 
     def take(self, reply: Message) -> tuple[Message, dict[str, Part]]:
         """Part a reply into what is averaged, or summed, and what is not.

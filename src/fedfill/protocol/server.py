@@ -12,6 +12,7 @@ from torch import nn
 from fedfill import tree
 from fedfill.data.samples import Samples
 from fedfill.errors import DIVERGED, ContractError, DivergedError, FedfillError
+from fedfill.privacy.keyed import KeyedStream, seeded
 from fedfill.privacy.ledger import Ledger
 from fedfill.protocol.client import BoundHandler, State
 from fedfill.protocol.engine import Engine
@@ -26,7 +27,7 @@ from fedfill.protocol.messages import (
     specified,
     tensors_of,
 )
-from fedfill.streams import numpy_stream, secret_stream, torch_stream
+from fedfill.streams import numpy_stream, torch_stream
 from fedfill.training.aggregation import Part
 from fedfill.training.fit import Fit, Fitted, LocalTraining, Loss, Resident, fit
 from fedfill.tree import Weights
@@ -135,11 +136,9 @@ class Server:
         It may lose all replies, as it may have nobody in it: a run that ended then would tell who was drawn.
         In a deployment nobody but the server may know the coins: they are what makes a small participation cheap.
         """
-        if self._secret is None:
-            coins = numpy_stream(self.seed, "cohort", t).random(self.clients).tolist()
-        else:
-            own = secret_stream(self._secret(), "cohort", t)
-            coins = torch.rand(self.clients, generator=own, dtype=torch.float64).tolist()
+        name = "server", "cohort", t
+        own = seeded(self.seed, *name) if self._secret is None else KeyedStream(self._secret(), *name)
+        coins = own.uniform(self.clients).tolist()
         chosen = [i for i in range(self.clients) if coins[i] < self.participation]
         self._cohort_size, self._by_coins = len(chosen), True
         return chosen
@@ -158,10 +157,11 @@ class Server:
         device = next((tensor.device for tensor in self.initial.values()), "cpu")
         return torch_stream(self.seed, "server", purpose, self._round, device=device)
 
-    def noise(self, purpose: str, hidden: Weights) -> torch.Generator:
+    def noise(self, purpose: str, hidden: Weights) -> KeyedStream:
         """The stream for noise that shall protect clients in what the server makes public.
 
-        It is `stream` in a simulation, where a run can be repeated to the bit. In a deployment nobody but the server may know it.
+        In a simulation its key is made of the seed, so that a run can be repeated to the bit. In a deployment nobody but the
+        server may know it.
 
         Args:
             purpose: As in `stream`.
@@ -171,10 +171,11 @@ class Server:
         Returns:
             The stream at its start.
         """
-        if self._secret is None:
-            return self.stream(purpose)
         device = next((tensor.device for tensor in self.initial.values()), "cpu")
-        return secret_stream(self._secret(), "server", purpose, self._round, tree.sha256(hidden), device=device)
+        name = "server", purpose, self._round
+        if self._secret is None:
+            return seeded(self.seed, *name, device=device)
+        return KeyedStream(self._secret(), *name, tree.sha256(hidden), device=device)
 
     def model(self, weights: Weights) -> nn.Module:
         """A model that holds `weights`, in evaluation mode, valid until the next `model` or `fit`."""
@@ -286,6 +287,7 @@ class Server:
         messages: Message | Mapping[int, Message],
         *,
         of: Mapping[str, Weights],
+        least: int = 0,
     ) -> tuple[dict[int, Any], dict[str, Weights]]:
         """Like `call`, for replies of which the server needs some fields only as a sum: the basis of `fedfill.protocol.sums`.
 
@@ -295,6 +297,8 @@ class Server:
             messages: One message for all, or one for each client of the cohort.
             of: The fields, each with tensors of the names and shapes that every reply's must have: int64 where these hold
                 whole numbers, float64 where they hold others. Replies may hold int32 and float32 in their place.
+            least: Where above 0, no single reply may reach the server, and a sum of fewer replies than this must not be opened. A
+                real federation then hides replies under masks; elsewhere the server's program gets sums alone in any case.
 
         Returns:
             The good replies as from `call`, with None in these fields; and the sums, in int64 or float64, taken in client
@@ -304,7 +308,7 @@ class Server:
             ContractError: Where the algorithm broke the contract, or a handler raised on every client.
             FedfillError: Where too few replies are left.
         """
-        spec = replace(specified(of, None), total=True)
+        spec = replace(specified(of, None), total=True, least=least)
         replies, sums = self._call(cohort, handler, messages, spec)
         return replies, tensors_of(sums, spec, handler.__name__)
 

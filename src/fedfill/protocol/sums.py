@@ -20,11 +20,12 @@ from torch import Tensor
 
 from fedfill.errors import FedfillError
 from fedfill.privacy import sums as privacy
+from fedfill.privacy.keyed import KeyedStream
 from fedfill.protocol.client import BoundHandler, Client
-from fedfill.protocol.messages import Message
+from fedfill.protocol.messages import HEAVIEST, Message
 from fedfill.protocol.server import Server
 from fedfill.statistics.noise import Noise
-from fedfill.statistics.sums import Statistic, as_joined, as_sent, summed
+from fedfill.statistics.sums import Block, Statistic, as_joined, as_sent, summed
 from fedfill.tree import Weights
 
 SCALED = "the inputs were scaled by public numbers, and not by the mean and deviation of the records themselves"
@@ -35,7 +36,8 @@ class Sums(Message):
     """Client to server: sums over its records, and nothing beside them.
 
     Attributes:
-        sums: By block; symmetric matrices as upper triangles. Whole numbers where no noise is on them, else float32.
+        sums: By block; symmetric matrices as upper triangles. Whole numbers where no noise is on them, else float32; with
+            ``secure`` whole numbers of 64 bits in steps of a grid, noise and all.
     """
 
     sums: Weights
@@ -77,17 +79,37 @@ def contribute(
 
     Returns:
         The reply.
+
+    Raises:
+        FedfillError: With ``secure``, where this client's reply is not hidden, or its sums are no whole numbers that fit.
     """
+    whole = noise is not None and noise.trust == "secure"
+    if noise is not None and whole:
+        if not client.hidden:
+            raise FedfillError(
+                "trust: found secure, and here the server would get this client's own sums; allowed: an engine and a call that hide them"
+            )
+        if client.together is not None and client.together < noise.needed(clients):
+            raise FedfillError(
+                f"honest: {client.together} of {clients} clients are in this sum, and allowed are {noise.needed(clients)} or more, whose "
+                "shares make the whole noise; nothing is sent"
+            )
+        statistic = noise.on_grid(statistic, clients)
     sums = as_sent(statistic, {name: x.cpu() for name, x in summed(statistic, records).items()})
     factor = noise.factor(clients) if noise is not None else 0.0
     if noise is not None and factor:
         stream = client.noise(purpose)
-        real = as_joined(statistic, sums)
-        # a float32 is made of what carries the noise already, so its rounding tells nothing
-        sums = {
-            name: privacy.add_noise(x, factor * noise.stds[name], statistic.blocks[name].symmetric, stream).float()
-            for name, x in real.items()
-        }
+        if whole:
+            sums = {
+                name: _noisy(statistic.blocks[name], x, factor * noise.stds[name], stream) for name, x in sums.items()
+            }
+        else:
+            real = as_joined(statistic, sums)
+            # a float32 is made of what carries the noise already, so its rounding tells nothing
+            sums = {
+                name: privacy.add_noise(x, factor * noise.stds[name], statistic.blocks[name].symmetric, stream).float()
+                for name, x in real.items()
+            }
     bounds, stds = statistic.bounds(), noise.stds if noise is not None else {}
     trust = "none" if noise is None else noise.trust
     honest = noise.needed(clients) if noise is not None else 1
@@ -96,6 +118,18 @@ def contribute(
     release = privacy.released(statistic.words, bounds, stds, trust, clients, honest, client.hidden, scaled)
     client.release("sums", release)
     return Sums(sums)
+
+
+def _noisy(block: Block, x: Tensor, std: float, stream: KeyedStream) -> Tensor:
+    """Whole numbers in steps of the block's grid, with a share of the noise: exact, whatever joins them."""
+    steps = 2.0 ** (block.bits or 0)
+    found = privacy.add_whole_noise(x.to(torch.int64), std * steps, block.symmetric, stream)
+    if found.numel() and int(found.abs().max()) > HEAVIEST:
+        raise FedfillError(
+            f"target_epsilon: found so little noise that these sums take more than 53 bits (in steps of {1 / steps:g}); allowed with "
+            "trust=secure: a smaller target_epsilon"
+        )
+    return found
 
 
 def collect(
@@ -125,11 +159,14 @@ def collect(
     if noise is None and any(block.bound.kind == "gram" for block in statistic.blocks.values()):
         server.warn(privacy.GIVES_AWAY)
     everyone = range(server.clients)
+    clients, least = server.clients, 0
+    if noise is not None and noise.trust == "secure":
+        statistic, least = noise.on_grid(statistic, clients), noise.needed(clients)
     template = statistic.template()
-    if noise is not None and noise.trust != "server":
+    if noise is not None and noise.trust == "site":
         template = {name: x.to(torch.float64) for name, x in template.items()}
-    replies, sums = server.sum(everyone, handler, message, of={"sums": template})
-    m, clients = len(replies), server.clients
+    replies, sums = server.sum(everyone, handler, message, of={"sums": template}, least=least)
+    m = len(replies)
     if noise is not None and m < noise.needed(clients):
         raise FedfillError(
             f"honest: {m} of {clients} clients answered, and with trust=secure the sum may be opened from {noise.needed(clients)} "

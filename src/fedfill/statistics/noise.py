@@ -10,8 +10,12 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from fedfill.errors import FedfillError
+from fedfill.privacy import discrete
 from fedfill.privacy import sums as privacy
 from fedfill.statistics.sums import Statistic
+
+FINEST = 40
+"""Bits behind the point of a sum's grid at the most: then 8,192 records of length 1 fit into 53 bits."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +41,34 @@ class Noise:
     def factor(self, clients: int) -> float:
         """What a client multiplies the standard deviations by."""
         return privacy.client_factor(self.trust, clients, self.needed(clients))
+
+    def on_grid(self, statistic: Statistic, clients: int) -> Statistic:
+        """With ``secure``: the statistic in whole steps of grids that are fine for the noise of one share.
+
+        Args:
+            statistic: What is summed.
+            clients: How many are asked.
+
+        Returns:
+            The statistic, its blocks with the bits of their grids.
+
+        Raises:
+            FedfillError: Where a block's sums are no multiples of a step, or the noise is too small for whole numbers of 53 bits.
+        """
+        factor, bits = self.factor(clients), {}
+        for name, block in statistic.blocks.items():
+            if block.bits is None:
+                raise FedfillError(
+                    f"trust: found secure, which adds whole numbers, and '{name}' of these sums is none on any grid; allowed: site, server"
+                )
+            std = factor * self.stds[name]
+            bits[name] = discrete.grid_bits(std / math.sqrt(2) if block.symmetric else std, block.bits)
+            if bits[name] > FINEST:
+                raise FedfillError(
+                    f"target_epsilon: its noise on '{name}' has a standard deviation of {std:g}, which is too small for whole numbers; "
+                    "allowed with trust=secure: a smaller target_epsilon"
+                )
+        return statistic.on_grids(bits)
 
     def in_the_sum(self, replies: int, clients: int) -> float:
         """What the noise in a sum of so many replies is multiplied by."""

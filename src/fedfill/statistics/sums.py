@@ -13,7 +13,7 @@ from __future__ import annotations
 import bisect
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -78,6 +78,10 @@ class Statistic:
     def bounds(self) -> dict[str, BlockBound]:
         """Of all blocks."""
         return {name: block.bound for name, block in self.blocks.items()}
+
+    def on_grids(self, bits: Mapping[str, int]) -> Statistic:
+        """The same statistic, whose sums are told in multiples of 2^-bits, by block: no coarser than they are."""
+        return replace(self, blocks={name: replace(block, bits=bits[name]) for name, block in self.blocks.items()})
 
     def template(self) -> Weights:
         """Tensors without values, of the types and shapes in which the sums are joined."""

@@ -16,6 +16,7 @@ from torch.nn import functional
 from fedfill.data.samples import Batch, Samples, normalise, quantise
 from fedfill.privacy import accountant
 from fedfill.privacy.dpsgd import noisy_sum, poisson_sample
+from fedfill.privacy.keyed import KeyedStream
 from fedfill.synthesis.cvae_networks import (
     CVAE,
     CVAESettings,
@@ -135,7 +136,7 @@ def multiplier(epsilon: float, delta: float, probability: float, steps: int, mu:
 
 def train_privately(
     weights: Weights, data: Samples, settings: CVAESettings, learning_rate: float, beta: float, privacy: Privacy,
-    coins: torch.Generator, noise: torch.Generator, check: Callable[[], None] = lambda: None,
+    coins: KeyedStream, noise: KeyedStream, check: Callable[[], None] = lambda: None,
 ) -> Weights:  # fmt: skip
     """Train encoder and decoder by steps on Poisson samples, whose gradients are clipped image by image and summed with noise.
 
@@ -165,7 +166,7 @@ def train_privately(
         check()
         index = poisson_sample(len(data), privacy.probability, coins)
         onehot = functional.one_hot(data.labels[index], settings.classes).float()
-        latent = torch.randn(len(index), settings.latent, generator=coins, device=coins.device)
+        latent = coins.normal((len(index), settings.latent)).float()
         batch = unit(normalise(data.inputs[index])), onehot, latent
         now = {name: parameter.detach() for name, parameter in model.named_parameters()}
         total = noisy_sum(loss, now, batch, privacy.clip, privacy.multiplier, noise)

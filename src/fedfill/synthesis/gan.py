@@ -20,6 +20,7 @@ from torch.nn import functional
 
 from fedfill.data.samples import Samples, normalise, quantise
 from fedfill.privacy.dpsgd import noisy_sum, poisson_sample
+from fedfill.privacy.keyed import KeyedStream
 from fedfill.privacy.releases import Release, dpsgd, unbounded
 from fedfill.synthesis.gan_networks import Critic, GANSettings, Generator, Noise, gradient_penalty
 from fedfill.tree import Record, Tree, Weights
@@ -97,10 +98,8 @@ class GANOptions(BaseModel):
         now = now or start(tuple(data.inputs.shape[1:]), settings, draws.stream("gan start"))
         if (left := iterations - now.iterations) <= 0:
             return now
-        # the coins of a Poisson sample have to be as secret as the noise
-        coins = draws.noise("gan") if self.noise == "dpsgd" else draws.stream("gan")
-        noise = draws.noise("gan noise")
-        return train(now, data, left, settings, coins, noise, self.multiplier(len(data)), draws.check, wanted)
+        streams = draws.stream("gan"), draws.noise("gan noise")
+        return train(now, data, left, settings, *streams, self.multiplier(len(data)), draws.check, wanted)
 
 
 class Draws(Protocol):
@@ -110,7 +109,7 @@ class Draws(Protocol):
         """Draws that everybody may repeat."""
         ...
 
-    def noise(self, purpose: str) -> torch.Generator:
+    def noise(self, purpose: str) -> KeyedStream:
         """Draws that protect the data."""
         ...
 
@@ -179,7 +178,7 @@ def train(
     iterations: int,
     settings: GANSettings,
     draws: torch.Generator,
-    noise: torch.Generator,
+    noise: KeyedStream,
     noise_multiplier: float = 0.0,
     check: Callable[[], None] = lambda: None,
     classes: Sequence[int] | None = None,
@@ -192,7 +191,7 @@ def train(
         iterations: Steps of the generator.
         settings: How.
         draws: Stream of mini-batches, latent noise and interpolation.
-        noise: Stream of the noise that protects.
+        noise: Stream of the noise that protects, and with ``dpsgd`` of the mini-batches' coins and of what depends on their size.
         noise_multiplier: With ``dpsgd``, from `GANSettings.noise_multiplier`.
         check: Called before each iteration; what it raises ends the training.
         classes: Those that the generator is asked for, with an auxiliary classifier; None: all.
@@ -209,7 +208,7 @@ def train(
     for optimizer, state in zip(optimizers, gan.optimizers or [], strict=False):
         optimizer.load_state_dict({"state": _plain(state), "param_groups": optimizer.state_dict()["param_groups"]})
     of_generator, of_critic = optimizers
-    rng = _Draws(draws, settings, device, classes)
+    rng = _Draws(draws, noise, settings, device, classes)
     for _ in range(iterations):
         check()
         for _ in range(settings.critic_steps):
@@ -264,9 +263,10 @@ class _Draws:
     """What the training draws, in a fixed order."""
 
     def __init__(
-        self, stream: torch.Generator, settings: GANSettings, device: torch.device, classes: Sequence[int] | None = None
-    ) -> None:
-        self._stream, self._settings, self._device = stream, settings, device
+        self, stream: torch.Generator, secret: KeyedStream, settings: GANSettings, device: torch.device,
+        classes: Sequence[int] | None = None,
+    ) -> None:  # fmt: skip
+        self._stream, self._secret, self._settings, self._device = stream, secret, settings, device
         wanted = range(settings.classes) if classes is None else classes
         self._classes = torch.tensor(list(wanted), dtype=torch.int64, device=device)
 
@@ -281,22 +281,24 @@ class _Draws:
         """Positions of a mini-batch ``[b]``: without replacement, or a Poisson sample."""
         size = self._settings.batch_size
         if self._settings.noise == "dpsgd":
-            return poisson_sample(n, self._settings.probability(n), self._stream)
+            return poisson_sample(n, self._settings.probability(n), self._secret)
         return torch.randperm(n, generator=self._stream, device=self._device)[:size]
 
     def partners(self, b: int) -> Tensor:
         """Which fake each of `b` real images is mixed with, ``[b]``: the first ones, or each by a draw of its own."""
         if self._settings.noise == "dpsgd":
-            return torch.randint(self._settings.batch_size, (b,), generator=self._stream, device=self._device)
+            return (self._secret.uniform(b) * self._settings.batch_size).long()
         return torch.arange(b, device=self._device)
 
     def share(self, b: int) -> Tensor:
         """Uniform numbers in 0..1, ``[b]``."""
+        if self._settings.noise == "dpsgd":
+            return self._secret.uniform(b).float()
         return torch.rand(b, generator=self._stream, device=self._device)
 
 
 def _step_critic(
-    critic: Critic, generator: Generator, data: Samples, settings: GANSettings, rng: _Draws, noise: torch.Generator,
+    critic: Critic, generator: Generator, data: Samples, settings: GANSettings, rng: _Draws, noise: KeyedStream,
     noise_multiplier: float,
 ) -> None:  # fmt: skip
     """Gradients of one step: E D(fake) - E D(real) + gamma E (||grad D|| - 1)^2, and what protects them."""
@@ -321,7 +323,7 @@ def _step_critic(
             # of the sum over the mini-batch, as in Xie et al. 2018, whom the paper follows; these gradients are its mean
             std = settings.paper_std(len(data)) / len(index)
             for parameter in critic.parameters():
-                shaken = torch.empty_like(parameter).normal_(generator=noise) * std
+                shaken = noise.normal(parameter.shape).to(parameter) * std
                 parameter.grad = shaken if parameter.grad is None else parameter.grad + shaken
         return
 

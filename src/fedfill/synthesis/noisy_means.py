@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from fedfill.data.samples import Samples, some_of_each
 from fedfill.errors import FedfillError
+from fedfill.privacy.keyed import KeyedStream, normal
 from fedfill.privacy.releases import Declared, Release, gaussian, public, unbounded
 from fedfill.privacy.sensitivity import mean_sensitivity
 from fedfill.statistics.sums import Statistic
@@ -202,7 +203,7 @@ class NoisyMeans(GlobalMeans, Dose):
 
     def share(
         self, means: Tensor, classes: Sequence[int], counts: Sequence[int], judge: nn.Module | None,
-        generator: torch.Generator, check: Callable[[], None],
+        generator: torch.Generator | KeyedStream, check: Callable[[], None],
     ) -> tuple[Shared | None, list[list[int]], dict[str, Release]]:  # fmt: skip
         """Noisy copies of class means, filtered where they are filtered at home.
 
@@ -226,8 +227,7 @@ class NoisyMeans(GlobalMeans, Dose):
         rows: list[list[int]] = []
         for mean, c, scale in zip(means, classes, unit, strict=True):
             if judge is None:
-                noise = torch.empty_like(mean).normal_(generator=generator)
-                own = (mean + self.release_sigma * noise)[None]
+                own = (mean + self.release_sigma * normal(generator, mean.shape, mean.device))[None]
             else:
                 own, drawn = self.kept_codes(judge, mean, self.sigma * scale, c, generator, check)
                 rows.append([c, len(own), drawn])
@@ -243,12 +243,12 @@ class NoisyMeans(GlobalMeans, Dose):
         return Shared(list(classes), [len(own) for own in codes], torch.cat(codes)), rows, releases
 
     def kept_codes(
-        self, judge: nn.Module, centre: Tensor, std: float, label: int, generator: torch.Generator,
+        self, judge: nn.Module, centre: Tensor, std: float, label: int, generator: torch.Generator | KeyedStream,
         check: Callable[[], None],
     ) -> tuple[Tensor, int]:  # fmt: skip
         """Codes around a centre, as `accepted_codes`, or simply the first that are drawn."""
         if self.keep == "all":
-            noise = torch.empty(self.quota, len(centre), device=centre.device).normal_(generator=generator)
+            noise = normal(generator, (self.quota, len(centre)), centre.device)
             return centre + std * noise, self.quota
         return accepted_codes(
             judge, centre, std, label, quota=self.quota, candidates=self.candidates,

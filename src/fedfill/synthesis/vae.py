@@ -13,6 +13,7 @@ from torch.nn import functional
 
 from fedfill.data.samples import Batch, Samples, normalise, quantise
 from fedfill.errors import FedfillError
+from fedfill.privacy.keyed import KeyedStream, normal
 
 Reconstruction = Literal["mse", "mse_sum", "bce_sum"]
 Bound = Literal["sigmoid", "clip", "none"]
@@ -174,7 +175,7 @@ def accepted_codes(
     quota: int,
     candidates: int,
     exhaust: bool,
-    generator: torch.Generator,
+    generator: torch.Generator | KeyedStream,
     check: Callable[[], None] = lambda: None,
 ) -> tuple[Tensor, int]:
     """Codes around `centre` whose images the model recognises as `label` (FedDPMS, equations 1 and 2).
@@ -200,7 +201,7 @@ def accepted_codes(
     while drawn < candidates and (exhaust or have < quota):
         check()
         b = min(_CHUNK, candidates - drawn)
-        noise = torch.empty(b, len(centre), device=centre.device).normal_(generator=generator)
+        noise = normal(generator, (b, len(centre)), centre.device)
         codes = centre + std * noise  # [b, l]
         hits = (model(normalise(decode(model, codes))).argmax(1) == label).nonzero()[:, 0][: quota - have]  # [k]
         found.append(codes[hits])

@@ -33,6 +33,9 @@ PILOT = 200
 """Repeats from which the noise on each coordinate is estimated."""
 
 
+HIDDEN = "the server sees sums alone, as an audit presumes"
+
+
 @dataclass(frozen=True)
 class Call:
     """What a client was asked, and in which state."""
@@ -101,7 +104,7 @@ class Replayer:
         client = Client(
             id=call.client, round=call.t, data=data, classes=self._classes,
             state=State(tree.copy(call.state or self._program.client_state())), initial=self._initial, seed=seed,
-            resident=resident, fit=fit, hidden=self._hidden,
+            resident=resident, fit=fit, hidden=HIDDEN if self._hidden else "",
         )  # fmt: skip
         reply = getattr(self._program, call.handler)(client, call.message)
         return reply, dict(releases_of(reply, client.releases))
