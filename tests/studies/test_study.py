@@ -190,7 +190,7 @@ def test_a_damaged_record_is_a_sentence(text: str, tmp_path: Path) -> None:
 def test_with_a_guarantee_asked_for_only_those_that_give_one(tmp_path: Path) -> None:
     options = {**SMALL, "rounds": 2, "partition": "iid", "clients": 2, "seeds": [0]}
     found = study(**options, target_epsilon=8, out=tmp_path / "s")
-    assert [candidate.label for candidate in found.finalists] == ["fed3r", "softmax"]
+    assert [entry.label for entry in found.entries] == ["fed3r", "softmax"]
     assert list(found.references) == ["without noise"]
     assert found.recommendation is not None
     assert found.recommendation.sure == "one seed"
