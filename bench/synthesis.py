@@ -21,6 +21,7 @@ from fedfill.engines.allocator import keep_freed_memory
 from fedfill.engines.runner import make_resident
 from fedfill.models.networks import ModelSettings, build
 from fedfill.models.views import weights_of
+from fedfill.privacy.keyed import seeded
 from fedfill.streams import torch_stream
 from fedfill.synthesis import gan
 from fedfill.synthesis.gan_networks import Critic, GANSettings, Generator
@@ -131,7 +132,7 @@ def gans(times: int, width: int) -> list[str]:
     begin = gan.start(SHAPE, settings, torch_stream(0, "start"))
 
     def train(how: GANSettings) -> None:
-        gan.train(begin, data, 2, how, torch_stream(0, "e"), torch_stream(0, "f"), 1.0)
+        gan.train(begin, data, 2, how, torch_stream(0, "e"), seeded(0, "f"), 1.0)
 
     seconds = alternate(
         {
@@ -197,8 +198,7 @@ def ten_gans(times: int, width: int, device: torch.device) -> str:
 
     def one_by_one() -> None:
         for k, begin in enumerate(begins):
-            streams = [torch_stream(k, name, device=device) for name in ("e", "f")]
-            gan.train(begin, data, 2, settings, *streams)
+            gan.train(begin, data, 2, settings, torch_stream(k, "e", device=device), seeded(k, "f", device=device))
 
     seconds = alternate(
         {"one by one": waited(one_by_one), "stacked": waited(lambda: stacked_gans(begins, data, settings, 2))}, times

@@ -327,12 +327,16 @@ def test_a_penalty_under_noise_is_in_multiples_of_its_edge() -> None:
     assert np.linalg.norm(default) == small
 
 
-@pytest.mark.parametrize(("epsilon", "drowned"), [(0.01, True), (20.0, False)])
-def test_an_epsilon_that_is_too_small_for_any_use_is_said(epsilon: float, drowned: bool) -> None:
-    # whether the noise happens to look like a large trace is chance: a seed with which it does not
-    server = fitted(Fed3R(target_epsilon=epsilon), bundles(60, 60, 60), model=Plane(4, 3), seed=1)
-    assert [text.startswith(f"target_epsilon: with {epsilon:g}") for text in server.warnings] == [True] * drowned
-    assert torch.isfinite(server.state.weights["classifier.weight"]).all()
+@pytest.mark.parametrize(("epsilon", "least", "most"), [(0.01, 8, 10), (20.0, 0, 0)])
+def test_an_epsilon_that_is_too_small_for_any_use_is_said(epsilon: float, least: int, most: int) -> None:
+    """With so few features the noise alone may now and then look like a large trace."""
+    said = 0
+    for seed in range(10):
+        server = fitted(Fed3R(target_epsilon=epsilon), bundles(60, 60, 60), model=Plane(4, 3), seed=seed)
+        assert all(text.startswith(f"target_epsilon: with {epsilon:g}") for text in server.warnings)
+        assert torch.isfinite(server.state.weights["classifier.weight"]).all()
+        said += bool(server.warnings)
+    assert least <= said <= most
 
 
 def test_noise_on_features_that_nothing_bounds_is_refused() -> None:

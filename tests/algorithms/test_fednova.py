@@ -1,11 +1,13 @@
 """FedNova: normalised averaging by hand."""
 
+import math
+
 import pytest
 import torch
 from tests.helpers import run_rounds, scripted, start_of
 from torch import nn
 
-from fedfill.algorithms import Update
+from fedfill.algorithms import Broadcast, Update
 from fedfill.algorithms.fedavg import FedAvg
 from fedfill.algorithms.fednova import FedNova, effective_steps
 from fedfill.algorithms.qffl import QFFL
@@ -50,6 +52,15 @@ def test_round_by_hand():
     # tau_eff = .75 * 3 + .25 * 1 = 2.5; sum p d = .75 * 2 + .25 * 6 = 3; 10 - 2.5 * 3
     assert server.state.weights["w"].item() == pytest.approx(2.5)
     assert server.state.weights["mean"].item() == pytest.approx(0.25)  # averaged as it is
+
+
+def test_a_part_of_a_cohort_that_is_lost_moves_nothing():
+    """There is no mean of no replies: the algorithm asks again in a later round."""
+    server, engine = scripted(clients=3, weights=two(10.0, 0.0), model=One())
+    engine.script["train"] = lambda i, message, t: Update(two(math.nan, 0.0), 10, scale=1.0)
+    server.select(0)
+    algorithm = FedNova()
+    assert algorithm.gather(server, [1], algorithm.train, Broadcast(server.state.weights)) == ({}, {})
 
 
 def test_with_equal_steps_it_is_fedavg():

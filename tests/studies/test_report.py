@@ -337,6 +337,8 @@ def test_epsilon_grows_over_the_rounds(tmp_path: Path) -> None:
 def test_a_study_has_its_recommendation_first(tmp_path: Path) -> None:
     study = tmp_path / "study"
     study.mkdir()
+    (study / "study.json").write_text(json.dumps({"version": "0", "request": {"data": "digits"}}))
+    assert "not finished" in made(tmp_path, study).headline  # it was stopped before its screening had ended
     document = {"look": {"sentences": ["4 clients hold 36 samples"]}, "goal": "everyone"}
     (study / "study.json").write_text(json.dumps(document))
     begun = made(tmp_path, study)

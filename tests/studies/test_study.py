@@ -17,6 +17,7 @@ import fedfill
 from fedfill.cli.answers import print_study
 from fedfill.experiment.summary import Result
 from fedfill.studies import compare as comparing
+from fedfill.studies import study as studying
 from fedfill.studies.comparison import Comparison, Row
 from fedfill.studies.look import Look
 from fedfill.studies.recommend import Asked, Candidate, candidates, choose, ranked, recommend, without_head
@@ -31,8 +32,8 @@ from fedfill.studies.rules import (
     score,
     validation_share,
 )
-from fedfill.studies.stages import parse_budget, plan_for, screened_rounds_of
-from fedfill.studies.study import Study, commands_for, study
+from fedfill.studies.stages import Plan, parse_budget, plan_for, screened_rounds_of
+from fedfill.studies.study import Study, commands_for, references_of, study
 
 SMALL: dict[str, Any] = {"data": "digits", "partition": "dirichlet:0.1", "clients": 5, "rounds": 3, "seeds": [0, 1]}
 QUICK: dict[str, Any] = {"local_epochs": 1, "batch_size": 64, "data_fraction": 0.4}
@@ -299,6 +300,28 @@ def test_the_test_set_decides_nothing() -> None:
     assert answer.label == "a"
     assert answer.sure == "yes"
     assert "+10.00 ± 0.00" in answer.sentences[1]
+
+
+def test_the_price_of_noise_is_that_of_what_is_recommended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two that are alike the cheaper one, and not the one that is ahead by less than counts."""
+    dear, cheap = candidate("dear", 0.803, 0.803, rounds=50), candidate("cheap", 0.80, 0.80, rounds=1)
+    asked: list[Any] = []
+
+    class Recorded:
+        def without(self, *names: str) -> Recorded:
+            asked.append(names)
+            return self
+
+        def run(self, name: str, labels: list[str], seeds: Any, rounds: int) -> str:
+            asked.append(labels)
+            return "compared"
+
+    monkeypatch.setattr(studying, "candidates", lambda compared, goal: [cheap])
+    plan = Plan(("dear", "cheap"), 50, (0, 1), 10)
+    found = references_of(Recorded(), plan, [dear, cheap], "everyone", True, [])  # type: ignore[arg-type]
+    assert "target_epsilon" in asked[0]
+    assert asked[1] == ["cheap"]
+    assert found == {"without noise": cheap}
 
 
 def test_among_those_that_are_alike_the_cheapest() -> None:

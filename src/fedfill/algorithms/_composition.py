@@ -308,7 +308,7 @@ class Composable(Headed):
             replies, means = server.average(
                 cohort, handler, each, of=fields, by=by, numbers=numbers, whole=individually
             )
-        if not replies:  # coins drew nobody, or only clients whose replies were lost
+        if not replies and self.aggregation_of.private:  # coins drew nobody, or only clients whose replies were lost
             return {}, {"weights": self.aggregation_of.combine(server, weights, weights, [])}
         if "weights" in means:
             means["weights"] = self.aggregation_of.combine(server, weights, means["weights"], list(replies.values()))

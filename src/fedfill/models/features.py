@@ -191,10 +191,7 @@ class FeatureMap(nn.Sequential):
             return x
 
     def seeded_centre(self) -> Tensor:
-        """The mean feature of seeded inputs, ``[D]``, with the filters as they are now; zero for what are no images.
-
-        It becomes the centre with ``encoder.centred.centre.copy_(encoder.seeded_centre())``.
-        """
+        """The mean feature of seeded inputs, ``[D]``, with the filters as they are now; zero for what are no images."""
         centre: Tensor = self.centred.centre  # type: ignore[assignment, union-attr]
         if len(self.shape) != 3:
             return torch.zeros_like(centre)
@@ -202,6 +199,10 @@ class FeatureMap(nn.Sequential):
         for chunk in torch.split(synthetic_inputs(self.shape, self.seed).to(centre.device), 100):
             total += self.before_centre(chunk).double().sum(0)
         return total.div_(SEEDED_INPUTS).to(centre.dtype)
+
+    def centre_itself(self) -> None:
+        """Take `seeded_centre` for the centre."""
+        self.centred.centre.copy_(self.seeded_centre())  # type: ignore[union-attr, operator]
 
 
 def synthetic_inputs(shape: tuple[int, ...], seed: int, n: int = SEEDED_INPUTS) -> Tensor:
@@ -247,7 +248,7 @@ def features(words: str | None, shape: tuple[int, ...], seed: int) -> tuple[Feat
         FedfillError: Where the words can't be read, or don't fit the inputs or memory.
     """
     encoder, size = uncentred(words, shape, seed)
-    encoder.centred.centre.copy_(encoder.seeded_centre())  # type: ignore[union-attr, operator]
+    encoder.centre_itself()
     return encoder, size
 
 

@@ -23,8 +23,7 @@ from torch import nn
 from fedfill.errors import FedfillError, did_you_mean
 from fedfill.models.classifiers import Classifier, Encoder, VAEClassifier
 from fedfill.models.encoders import ENCODERS
-from fedfill.models.features import default_words, uncentred
-from fedfill.models.features import features as feature_map
+from fedfill.models.features import FeatureMap, default_words, uncentred
 from fedfill.models.layers import Dropout
 from fedfill.models.names import NAMES
 from fedfill.models.quadratic import Quadratic
@@ -160,8 +159,13 @@ def build(
     name: str, shape: tuple[int, ...], classes: int, settings: ModelSettings, *, needs: Collection[str] = (), seed: int,
     loaded: bool = False,
 ) -> Classifier:  # fmt: skip
-    """A built-in network with its initial weights, of which a part may be frozen: see `_built`."""
-    network = _built(name, shape, classes, settings, needs=needs, seed=seed, loaded=loaded)
+    """A built-in network with its initial weights, of which a part may be frozen: see `_built`.
+
+    Where it is `loaded` others follow, and the centre of a map of features, which takes seconds, is left out.
+    """
+    network = _built(name, shape, classes, settings, needs=needs, seed=seed)
+    if isinstance(network.encoder, FeatureMap) and not loaded:
+        network.encoder.centre_itself()
     if settings.frozen is not None:
         network.get_submodule(settings.frozen).requires_grad_(False)
         if not any(parameter.requires_grad for parameter in network.parameters()):
@@ -172,14 +176,7 @@ def build(
 
 
 def _built(
-    name: str,
-    shape: tuple[int, ...],
-    classes: int,
-    settings: ModelSettings,
-    *,
-    needs: Collection[str],
-    seed: int,
-    loaded: bool,
+    name: str, shape: tuple[int, ...], classes: int, settings: ModelSettings, *, needs: Collection[str], seed: int
 ) -> Classifier:
     """A built-in network with its initial weights.
 
@@ -194,7 +191,6 @@ def _built(
         settings: Width, latent size and activation; `fedfill.models.pretrained` is for ``weights``.
         needs: Parts that the algorithm needs; ``decoder`` and ``projection`` are made on request.
         seed: Of the initial weights.
-        loaded: Whether other weights follow, so that first values that take long may be left out.
 
     Returns:
         A `Classifier`, or a `VAEClassifier` where a decoder is needed.
@@ -218,7 +214,7 @@ def _built(
         if (value := getattr(settings, setting)) is not None and name != "features":
             raise FedfillError(f"{setting}: found '{value}' with model {name}; allowed with features alone")
     if name in OF_ONE_SHAPE:
-        return _of_one_shape(name, shape, classes, settings, needs=needs, seed=seed, loaded=loaded)
+        return _of_one_shape(name, shape, classes, settings, needs=needs, seed=seed)
     channels, height, width = shape
     wide = settings.width == "wide"
     if settings.dropout and not wide:
@@ -284,14 +280,7 @@ def _built(
 
 
 def _of_one_shape(
-    name: str,
-    shape: tuple[int, ...],
-    classes: int,
-    settings: ModelSettings,
-    *,
-    needs: Collection[str],
-    seed: int,
-    loaded: bool,
+    name: str, shape: tuple[int, ...], classes: int, settings: ModelSettings, *, needs: Collection[str], seed: int
 ) -> Classifier:
     """A network of `ENCODERS` with a linear classifier, which starts as torch's do: the papers are silent."""
     if "decoder" in needs:
@@ -307,7 +296,7 @@ def _of_one_shape(
         encoder: nn.Module
         if name == "features":
             own = seed if settings.features_seed is None else derive(settings.features_seed, "initial weights")
-            encoder, features = (uncentred if loaded else feature_map)(settings.features, shape, own)
+            encoder, features = uncentred(settings.features, shape, own)
         else:
             encoder, features = ENCODERS[f"{name}-imagenet" if settings.stem == "imagenet" else name](shape)
         projection, size = None, settings.projection or (256 if "projection" in needs else None)

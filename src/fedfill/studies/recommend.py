@@ -111,7 +111,11 @@ def _of_row(row: Row, goal: Goal) -> list[Candidate]:
         trained = ("validation_of_trained_head", "accuracy_of_trained_head", "mean_client_accuracy_of_trained_head")
         judged.insert(0, (*trained, without_head(row.label)))
     found = []
-    rises = [value for value in (rise(result.rounds) for result in row.finished) if value is not None]
+    rises = [
+        value
+        for value in (rise(result.rounds, result.summary.get("personal", False)) for result in row.finished)
+        if value is not None
+    ]
     for k, (validation, accuracy, own, label) in enumerate(judged):
         figures: list[tuple[float | None, float | None, float | None]] = []
         for result in row.results:

@@ -23,7 +23,7 @@ from fedfill.runs.shown import html_table
 from fedfill.studies.compare import shared_settings
 from fedfill.studies.comparison import Comparison
 from fedfill.studies.look import Look, look
-from fedfill.studies.recommend import Asked, Candidate, Recommendation, candidates, document, ranked, recommend
+from fedfill.studies.recommend import Asked, Candidate, Recommendation, candidates, choose, document, recommend
 from fedfill.studies.rules import REFERENCES, Entry, Goal, entries, goal_of, left_out, validation_share
 from fedfill.studies.stages import (
     FINAL,
@@ -225,7 +225,7 @@ def study(
 
     final = stages.run(FINAL, plan.labels, plan.seeds, plan.rounds)
     finalists = candidates(final, where)
-    references = _references(stages, plan, finalists, where, private, [entry.label for entry in beside])
+    references = references_of(stages, plan, finalists, where, private, [entry.label for entry in beside])
     asked = Asked(rounds, len(numbers), seconds, stages.elapsed, private, str(words.get("trust", "site")))
     answer = recommend(finalists, references, where, asked)
     commands = (
@@ -278,18 +278,18 @@ def _suitable(tried: Sequence[Entry], seed: int, given: Mapping[str, Any]) -> tu
     return fit, {label: f"it can't take these settings ({error})" for label, error in refusals.items()}
 
 
-def _references(
+def references_of(
     stages: Stages, plan: Plan, finalists: Sequence[Candidate], where: Goal, private: bool, beside: Sequence[str]
 ) -> dict[str, Candidate]:
-    """What the answer is held against, on one seed: a client alone and all data in one place, or the best method without noise."""
+    """What the answer is held against, on one seed: a client alone and all data in one place, or the recommended method without noise."""
     if not private:
         found = candidates(stages.run(REFERENCE, beside, plan.seeds[:1], plan.rounds), where) if beside else []
         return {candidate.label: candidate for candidate in found}
-    best = next(iter(ranked(finalists)), None)
-    if best is None:
+    chosen = choose(finalists)
+    if chosen is None:
         return {}
     plain = stages.without("target_epsilon", "target_delta", "trust", "honest")
-    (candidate,) = candidates(plain.run(REFERENCE, [best.label], plan.seeds[:1], plan.rounds), where)
+    (candidate,) = candidates(plain.run(REFERENCE, [chosen.label], plan.seeds[:1], plan.rounds), where)
     return {"without noise": candidate}
 
 

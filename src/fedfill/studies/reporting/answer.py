@@ -44,6 +44,10 @@ def read_answer(folder: Path) -> tuple[Answer, dict[Path, str]]:
     place = folder / RECORD
     try:
         document = json.loads(place.read_text())
+        if (
+            "look" not in document and "request" in document
+        ):  # nothing but what was asked for: it was stopped in its screening
+            document = {"look": {"sentences": []}, "goal": "", **document}
         found = document.get("recommendation")
         sentences = [_plain(text) for text in found["sentences"]] if found else []
         sections = [
@@ -61,7 +65,11 @@ def read_answer(folder: Path) -> tuple[Answer, dict[Path, str]]:
         ]
         if commands := document.get("commands"):
             sections.append(
-                Section("use", "How to use it", code=[("Train it on all samples", "\n".join(map(str, commands)))])
+                Section(
+                    "use",
+                    "How to use it",
+                    code=[("Train it, with the validation samples too, and use it", "\n".join(map(str, commands)))],
+                )
             )
         if missing := document.get("not_tried"):
             rows = [(str(name), str(why)) for name, why in missing.items()]
