@@ -56,18 +56,18 @@ class Stages:
     on_run: OnRun | None
     on_stage: Callable[[str, int], None] | None
     options: Mapping[str, Any]
-    walls: dict[str, float] = field(default_factory=dict)
-    """Seconds of each stage in this call, and ``beside``: what a run costs beside its rounds."""
+    timed: list[tuple[float, float]] = field(default_factory=list)
+    """Of each stage in this call its seconds, and those of a run beside its rounds."""
 
     @property
     def elapsed(self) -> float:
         """Seconds of all stages in this call."""
-        return sum(self.walls.get(name, 0.0) for name in (PROBE, SCREEN, FINAL, REFERENCE))
+        return sum(seconds for seconds, _ in self.timed)
 
     @property
     def beside(self) -> float:
-        """Seconds that a run takes beside its rounds: arranging, reading, writing."""
-        return self.walls.get("beside", 0.0)
+        """Seconds that a run of the last stage took beside its rounds: arranging, reading, writing."""
+        return self.timed[-1][1] if self.timed else 0.0
 
     def without(self, *names: str) -> Stages:
         """The same without some options."""
@@ -89,9 +89,8 @@ class Stages:
             evaluate_every=max(1, every),
             **self.options,
         )
-        self.walls[name] = time.monotonic() - begun
-        seconds = [result.summary["seconds"] for row in found.rows for result in row.finished]
-        self.walls["beside"] = max(0.0, self.walls[name] - sum(seconds)) / max(1, len(seconds))
+        took, seconds = time.monotonic() - begun, [r.summary["seconds"] for row in found.rows for r in row.finished]
+        self.timed.append((took, max(0.0, took - sum(seconds)) / max(1, len(seconds))))
         return found
 
     def seconds_per_round(self) -> float:
