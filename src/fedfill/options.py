@@ -139,7 +139,7 @@ class Shared(TypedDict, total=False):
     column_norm: bool
     """Whether each class's weights are scaled to length 1, a heuristic against uneven classes."""
     scale: Literal["auto"] | float
-    """What the head is multiplied by, which changes no prediction: training can go on from it where its ..."""
+    """What the head is multiplied by, which changes no prediction: its softmax shall be as sharp as it is ..."""
     covariance: Literal["shared", "class", "diagonal", "none", "full", "diag", "spherical"] | None
     """Covariance of the classes: one for all (shared), one for each (class), variances for each (diagonal: ..."""
     shrinkage: Literal["oas"] | float

@@ -10,16 +10,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from sklearn.datasets import load_digits
 from sklearn.linear_model import Ridge
 from tests.algorithms.sums_world import BY_HAND, Plane, bundles, fitted, head_of, records, split
 from tests.experiment.world import digits
 from tests.helpers import refused
 from tests.protocol.sums_world import drawn
-from torch import nn
+from torch import Tensor, nn
 
 import fedfill
 from fedfill import tree
-from fedfill.algorithms.fed3r import Fed3R
+from fedfill.algorithms.fed3r import Fed3R, sharpness
+from fedfill.statistics.ridge import Spectrum, choose_lambda
+from fedfill.statistics.sums import one_hot
 from fedfill.streams import torch_stream
 
 ONE = {"features": "conv(12) > project(32)", "client_test": 0.0}
@@ -191,22 +194,48 @@ def test_choosing_by_errors_is_a_head_like_any_other(rule: str, tmp_path: Path) 
 
 
 def test_a_sharper_head_says_the_same() -> None:
-    """By the spread of the scores, whatever the split: the cross-entropy of a multiple of W is about least there."""
-    points = bundles(80, 60, 70)
-    model = Plane(4, 3)
+    """By the spread of the scores: the same multiple of W, whatever the split."""
+    points, model = bundles(80, 60, 70), Plane(4, 3)
     plain, sharp = (head_of(fitted(Fed3R(scale=scale), points, model=model))[0] for scale in (1, "auto"))
     tau = float((sharp / plain).mean())
     assert np.allclose(sharp, tau * plain, rtol=1e-4)
     assert 1 < tau < 1000
-    z, y = records(points)
+    pooled = [([row for rows, _ in points for row in rows], [label for _, labels in points for label in labels])]
+    assert np.allclose(head_of(fitted(Fed3R(), pooled, model=model))[0], sharp, rtol=1e-5)
+    assert np.allclose(head_of(fitted(Fed3R(scale=7), points, model=model))[0], 7 * plain, rtol=1e-5)
+
+
+def real_digits(features: int, records: int, wrong: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The 8 x 8 digits as random ReLU features of length 1, some labels drawn anew; to fit and to try."""
+    bunch, draw = load_digits(), torch.Generator().manual_seed(0)
+    order = torch.randperm(len(bunch.target), generator=draw)
+    x, y = torch.tensor(bunch.data / 16)[order], torch.tensor(bunch.target, dtype=torch.int64)[order]
+    z = torch.relu((x - 0.3) @ torch.randn(64, features, generator=draw, dtype=torch.float64))
+    anew = torch.rand(len(y), generator=draw) < wrong
+    y = torch.where(anew, torch.randint(10, y.shape, generator=draw), y)
+    z = torch.nn.functional.normalize(z)
+    return z[:records], y[:records], z[1200:], y[1200:]
+
+
+@pytest.mark.parametrize(
+    ("features", "count", "wrong"), [(64, 200, 0.0), (64, 1200, 0.1), (512, 200, 0.0), (512, 600, 0.1), (1024, 600, 0)]
+)
+def test_probabilities_are_about_as_sure_as_they_are_right(features: int, count: int, wrong: float) -> None:
+    """On new records, fewer than features or more; the residuals of the fit alone would be sure of everything."""
+    z, y, new, truth = real_digits(features, count, wrong)
+    sums = {"gram": z.T @ z, "moments": z.T @ one_hot(y, 10), "counts": one_hot(y, 10).sum(0)}
+    spectrum = Spectrum.of(sums["gram"], sums["moments"])
+    lam = choose_lambda(spectrum, count).lam
+    tau, scores = sharpness(spectrum, lam, sums), new @ spectrum.solution(lam).weight.T
 
     def loss(times: float) -> float:
-        scores = times * z @ plain
-        return float((np.log(np.exp(scores).sum(1)) - scores[np.arange(len(y)), y]).mean())
+        return float(torch.nn.functional.cross_entropy(times * scores, truth))
 
-    assert loss(tau) < loss(1.0)
-    assert loss(tau) < min(loss(tau / 3), loss(3 * tau))
-    assert np.allclose(head_of(fitted(Fed3R(scale=7), points, model=model))[0], 7 * plain, rtol=1e-5)
+    best = min(loss(2 ** (k / 2)) for k in range(21))
+    assert loss(tau) < 1.25 * best
+    sure = float(torch.softmax(tau * scores, 1).max(1).values.mean())
+    assert abs(sure - float((scores.argmax(1) == truth).double().mean())) < 0.1
+    assert sure < 0.99
 
 
 # Whatever the split

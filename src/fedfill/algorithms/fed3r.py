@@ -24,6 +24,7 @@ from fedfill.protocol.sums import Collected, Sums, collect, contribute
 from fedfill.statistics.heads import LinearHead
 from fedfill.statistics.ridge import Choice, Spectrum, choose_lambda, lambdas, leave_one_out, noisy_ridge
 from fedfill.statistics.sums import NO_BOUND, Block, Statistic, class_moments, one_hot
+from fedfill.statistics.temperature import robust_scale
 from fedfill.tree import Weights
 
 HELD_OUT = 10
@@ -60,7 +61,7 @@ class Fed3R(Head):
     """Whether each class's weights are scaled to length 1, a heuristic against uneven classes."""
 
     scale: Literal["auto"] | Annotated[float, Field(gt=0, allow_inf_nan=False)] = "auto"
-    """What the head is multiplied by, which changes no prediction: training can go on from it where its softmax is sharp enough (auto: by the spread of the scores, from the sums alone, and 1 under noise)."""
+    """What the head is multiplied by, which changes no prediction: its softmax shall be as sharp as it is right, so that probabilities mean something and training can go on from it (auto: by the spread of the scores, from the sums alone, and 1 under noise)."""
 
     def check_network(self, model: nn.Module, inputs: Tensor) -> None:
         """Refuse what the noisy ridge does not have."""
@@ -110,8 +111,11 @@ class Fed3R(Head):
         """The head for one lambda, from sums without noise."""
         counts = sums["counts"]
         server.note(ridge_lambda=lam, effective_parameters=spectrum.effective_parameters(lam))
+        tau = self.scale if self.scale != "auto" else sharpness(spectrum, lam, sums)
         head = spectrum.solution(lam, counts, self.column_norm)
-        return self.scaled(head, sums, float(counts.sum()), float(spectrum.residuals(lam, counts).sum()))
+        if self.column_norm and self.scale == "auto":  # on the scale of the scores that tau was found for
+            tau *= float(spectrum.solution(lam).weight.norm(dim=1)[counts > 0].mean())
+        return LinearHead(tau * head.weight, tau * head.bias)
 
     def warn_of_the_end(self, server: Server, choice: Choice) -> None:
         """Say where there may be a better lambda than all that were tried."""
@@ -201,14 +205,20 @@ class Fed3R(Head):
             done += len(z)
             yield z[wanted], labels[wanted]
 
-    def scaled(self, head: LinearHead, sums: Weights, n: float, residual: float) -> LinearHead:
-        """Tau W, with tau the distance of the mean scores of a record's class and of another over their variance.
 
-        For scores that are Gaussian around these two means it is where the cross-entropy is least.
-        """
-        classes = len(head.bias)
-        own = float((head.weight * sums["moments"].T).sum()) / n
-        other = (float((head.weight @ sums["moments"].sum(1)).sum()) / n - own) / max(classes - 1, 1)
-        variance = residual / (n * classes) - ((1 - own) ** 2 + (classes - 1) * other**2) / classes
-        tau = self.scale if self.scale != "auto" else min(max((own - other) / max(variance, 1e-6), 1.0), 1000.0)
-        return LinearHead(tau * head.weight, tau * head.bias)
+def sharpness(spectrum: Spectrum, lam: float, sums: Weights) -> float:
+    """What the head for lambda is multiplied by (ours), from the moments of the scores of records that it has not seen.
+
+    A record that is left out has the residual r / (1 - h), with its leverage h. As in generalised cross-validation,
+    the mean leverage df / n stands for each. Then the mean scores of a record's own class and of another are
+    (a - h) / (1 - h) and b / (1 - h), and their variance is v / (1 - h)^2. The difference of two scores varies twice as
+    much, if they are independent.
+    """
+    counts, classes = sums["counts"], len(sums["counts"])
+    n, weight = float(counts.sum()), spectrum.solution(lam).weight
+    own = float((weight * sums["moments"].T).sum()) / n
+    other = (float((weight @ sums["moments"].sum(1)).sum()) / n - own) / max(classes - 1, 1)
+    variance = float(spectrum.residuals(lam, counts).sum()) / (n * classes)
+    variance -= ((1 - own) ** 2 + (classes - 1) * other**2) / classes
+    free = 1 - spectrum.effective_parameters(lam) / n
+    return robust_scale((own - (1 - free) - other) / free, 2 * variance / free**2, classes) if free > 0 else 1.0
