@@ -358,7 +358,7 @@ def test_a_penalty_under_noise_is_in_multiples_of_its_edge() -> None:
 
 @pytest.mark.parametrize(("epsilon", "least", "most"), [(0.01, 8, 10), (20.0, 0, 0)])
 def test_an_epsilon_that_is_too_small_for_any_use_is_said(epsilon: float, least: int, most: int) -> None:
-    """With so few features the noise alone may now and then look like a large trace."""
+    """By whether the classes stand out of the noise in the sums of their features."""
     said = 0
     for seed in range(10):
         server = fitted(Fed3R(target_epsilon=epsilon), bundles(60, 60, 60), model=Plane(4, 3), seed=seed)

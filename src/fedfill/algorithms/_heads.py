@@ -141,14 +141,14 @@ class Head(Featured):
         return layer, collected
 
     def warn_of(self, server: Server, collected: Collected) -> None:
-        """Say which classes nobody holds, and where the noise drowns what the records add."""
+        """Say which classes nobody holds, and where the noise drowns the classes."""
         sums, stds = collected.sums, collected.stds
         if "counts" in sums:
             warn_of_absent(server, sound_counts(collected), stds["counts"], "it is never predicted")
-        if "gram" in sums and stds["gram"] and drowned(sums["gram"], stds["gram"] / 2**0.5):
+        if stds.get("moments") and drowned(sums["moments"], stds["moments"]):
             server.warn(
-                f"target_epsilon: with {self.target_epsilon:g} the noise is larger than what these records add up to, and the head may be "
-                "no better than a guess; what helps: a larger one, more records, or trust=secure or server"
+                f"target_epsilon: with {self.target_epsilon:g} and trust={self.trust} the differences between classes do not stand out "
+                "of the noise, and the head may be no better than a guess; what helps: a larger one, more records, or trust=secure or server"
             )
 
     def answer(self, client: Client, weights: Weights, message: Ask) -> Sums:

@@ -27,10 +27,20 @@ def noise_edge(off_diagonal_std: float, d: int) -> float:
     return 2 * off_diagonal_std * math.sqrt(d)
 
 
-def drowned(gram: Tensor, off_diagonal_std: float) -> bool:
-    """Whether the noise in a Gram matrix is beyond what `dimension_for` would ever allow for its number of features."""
-    d = len(gram)
-    return noise_edge(off_diagonal_std, d) > SIGNAL * max(float(gram.trace()), 0.0) / d
+def drowned(moments: Tensor, std: float) -> bool:
+    """Whether the differences between classes do not stand out of the noise in the sums of their features.
+
+    Noise alone has a mean square of std^2 around the mean of the columns, and the relative deviation of that mean square
+    is sqrt(2 / (d (C - 1))). Four of these are the least that counts as more than noise (the rule is ours).
+
+    Args:
+        moments: M with noise, ``[d, C]``, of centred features, C of 2 or more.
+        std: Of the noise on each number, above 0.
+    """
+    d, classes = moments.shape
+    free = d * max(classes - 1, 1)
+    around = float((moments - moments.mean(1, keepdim=True)).square().sum()) / (free * std**2)
+    return around < 1 + 4 * math.sqrt(2 / free)
 
 
 def clipped(eigenvalues: Tensor) -> Tensor:
