@@ -262,7 +262,10 @@ def test_variants(text: str, parsed: tuple[str, dict[str, str]]) -> None:
         ({"algorithms": ["fedavg:=1"]}, "found '=1' in 'fedavg:=1'"),
         ({"algorithms": ["fedavg:wheighting=uniform"]}, "did you mean 'weighting'"),
         ({"algorithms": ["fedavg:weighting=even"]}, "weighting: found 'even'; allowed: 'samples' or 'uniform'"),
-        ({"algorithms": ["fedavg:rounds=3"]}, "fedavg has no 'rounds'"),
+        ({"algorithms": ["fedavg:rounds=3"]}, "rounds: found in 'fedavg:rounds=3'; allowed: the same for all"),
+        ({"algorithms": ["fedprox:mu=0.1|0.10"]}, "found 'fedprox:mu=0.1' and 'fedprox:mu=0.10', which are the same"),
+        ({"algorithms": ["fedavg", "fedavg:head=none"]}, "'fedavg' and 'fedavg:head=none', which are the same"),
+        ({"algorithms": ["fedavg", "fedavg:learning_rate=1e-3", "local"]}, "which are the same"),
         ({"algorithms": ["fedavg"], "alpha": 5}, "fedavg has no 'alpha'"),
         ({"alpah": 5}, "did you mean 'alpha'"),
         ({"alpha": 0}, "alpha: found 0; allowed: at least 1"),
@@ -291,6 +294,22 @@ def test_a_folder_of_another_experiment_is_found_before_anything_runs(tmp_path: 
         compare(["fedavg"], seeds=[0, 1], out=tmp_path, **TINY)
     assert [path.name for path in tmp_path.iterdir()] == ["fedavg-seed1"]
     assert json.loads((tmp_path / "fedavg-seed1" / "summary.json").read_text())["seed"] == 1
+
+
+def test_a_folder_that_holds_no_comparison_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "thesis.doc").write_text("mine")
+    with refused("out", tmp_path, "thesis.doc", "no comparison"):
+        compare(["fedavg"], seeds=[0], out=tmp_path, **TINY)
+    with refused("out", "is a file"):
+        compare(["fedavg"], seeds=[0], out=tmp_path / "thesis.doc", **TINY)
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.doc"]
+    # what lies beside a comparison that is there, such as a report, is no matter; nor a run of one that was stopped
+    (tmp_path / "thesis.doc").unlink()
+    (tmp_path / "moon-seed7").mkdir()
+    (tmp_path / ".comparison.json.x.tmp").write_text("")
+    compare(["fedavg"], seeds=[0], out=tmp_path, **TINY)
+    (tmp_path / "report.html").write_text("")
+    assert compare(["fedavg"], seeds=[0, 1], out=tmp_path, **TINY).seeds == (0, 1)
 
 
 FAST = "fedavg:learning_rate=1e30"

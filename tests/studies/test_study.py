@@ -33,7 +33,7 @@ from fedfill.studies.rules import (
     validation_share,
 )
 from fedfill.studies.stages import Plan, parse_budget, plan_for, screened_rounds_of
-from fedfill.studies.study import Study, commands_for, references_of, study
+from fedfill.studies.study import Study, _suitable, commands_for, references_of, study
 
 SMALL: dict[str, Any] = {"data": "digits", "partition": "dirichlet:0.1", "clients": 5, "rounds": 3, "seeds": [0, 1]}
 QUICK: dict[str, Any] = {"local_epochs": 1, "batch_size": 64, "data_fraction": 0.4}
@@ -166,6 +166,24 @@ def test_methods_that_cannot_take_a_setting_are_left_out_and_named(tmp_path: Pat
     assert "optimizer" in why
     with refused("learning_rate"):
         study(**options, **QUICK, learning_rate=-1, out=tmp_path / "t")
+
+
+def test_methods_that_are_the_same_with_these_settings_are_run_once(tmp_path: Path) -> None:
+    """A new last layer for all: FedAvg with it and FedAvg are one and the same."""
+    tried = [Entry("fedavg", TRAINED, ""), Entry("fedavg:head=ccvr", TRAINED, "")]
+    given = {"data": "digits", "partition": "iid", "model": "auto", "clients": 2}
+    assert _suitable(tried, 0, given) == (tried, {})
+    fit, refused_ = _suitable(tried, 0, {**given, "head": "ccvr"})
+    assert [entry.label for entry in fit] == ["fedavg"]
+    assert refused_ == {"fedavg:head=ccvr": "with these settings it is fedavg"}
+
+
+def test_a_setting_that_the_references_lack_is_no_slip(tmp_path: Path) -> None:
+    options = {**SMALL, "rounds": 1, "clients": 2, "seeds": [0], "partition": "iid"}
+    found = study(**options, **QUICK, weighting="uniform", head="ccvr", out=tmp_path / "s")
+    assert {*found.references} == {"local", "central"}
+    with refused("setting", "mu"):
+        study(**options, **QUICK, mu=0.5, alpah=3, out=tmp_path / "t")
 
 
 def test_another_study_in_the_folder_is_refused(answered: Study, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from fedfill.cli import terminal
 from fedfill.cli.options import FIELDS, Options, Out, Track, takes
 from fedfill.cli.slips import check_algorithms, completer
 from fedfill.errors import FedfillError, checked
-from fedfill.experiment.settings import DATA, INCIDENTAL, PLACES, Experiment
+from fedfill.experiment.settings import DATA, INCIDENTAL, PLACES, Experiment, refuse_settings
 from fedfill.runs.progress import both, progress
 
 Moved = Annotated[
@@ -42,6 +42,7 @@ def run(
         raise FedfillError(
             "algorithm: none is given; name one of 'fedfill list algorithms' or give a --config that does"
         )
+    refuse_settings(algorithm)
     check_algorithms([algorithm])
     with progress() as follow:
         result = fedfill.run(
