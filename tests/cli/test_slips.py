@@ -83,6 +83,12 @@ def test_the_sentence_is_that_of_python(
     assert refused(["run", *words], str(caught.value).split(":")[0]) == str(caught.value)
 
 
+@pytest.mark.parametrize(("words", "right"), [(["rnu"], "run"), (["deploy", "innit"], "init")])
+def test_an_unknown_command_has_one_suggestion(words: list[str], right: str) -> None:
+    said = refused(words, "command")
+    assert said.endswith(f"unknown name '{words[-1]}'; did you mean '{right}'?")
+
+
 @pytest.mark.parametrize(
     ("word", "beside"),
     [

@@ -64,20 +64,29 @@ def read_grid(path: str | Path) -> Grid:
     Raises:
         FedfillError: Where it can't be read, or something in it is not allowed.
     """
-    grid = checked(Grid, read_toml(Path(path)), "grid")
+    try:
+        grid = checked(Grid, read_toml(Path(path), "grid"), "key")
+        _check(grid)
+    except FedfillError as error:
+        words = str(error)
+        raise FedfillError(words if str(path) in words else f"grid: in {path}, {words}") from None
+    return grid
+
+
+def _check(grid: Grid) -> None:
+    """Refuse what no grid may have."""
     for table, names in (("options", grid.options), ("grid", grid.grid)):
         for name in NOT_OPTIONS:
             if name in names:
                 raise FedfillError(
-                    f"grid: found {name} in [{table}]; allowed: options of an experiment and settings, with algorithms and seeds "
+                    f"found {name} in [{table}]; allowed: options of an experiment and settings, with algorithms and seeds "
                     "above the tables"
                 )
     for name, values in grid.grid.items():
         if not values or any(value in values[:k] for k, value in enumerate(values)):
-            raise FedfillError(f"grid: found {values} for {name}; allowed: values that differ, at least one")
+            raise FedfillError(f"found {values} for {name}; allowed: values that differ, at least one")
         if name in grid.options:
-            raise FedfillError(f"grid: found {name} in [options] and in [grid]; allowed: one of the two")
-    return grid
+            raise FedfillError(f"found {name} in [options] and in [grid]; allowed: one of the two")
 
 
 def combinations(grid: Grid) -> list[dict[str, Any]]:
