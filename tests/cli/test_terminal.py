@@ -109,7 +109,7 @@ def test_compare_prints_differences_and_what_is_not_shared() -> None:
     assert "* not shared by fedprox:learning_rate=0.01: another local budget: learning_rate=0.01 (not 0.001)." in text
     assert text.count("not shared by") == 1
     assert "…" not in text
-    assert "Pictures: c/accuracy.png, c/final.png" in text
+    assert "Pictures: c/accuracy.png, accuracy.svg, accuracy.pdf, final.png, final.svg" in text
     one = fedfill_("compare", "fedavg", "fedprox", *TINY, "--data-fraction", "0.2", "--seeds", "0", "--out", "c")
     assert one.exit_code == 0, one.output
     row = next(line.split() for line in one.stdout.splitlines() if line.split()[:1] == ["fedprox"])

@@ -50,8 +50,8 @@ def test_one_folder_for_each_run(tiny: Comparison) -> None:
         *(f"fedavg-seed{seed}" for seed in SEEDS),
         *(f"fedavg-latent_activation=sigmoid-weighting=uniform-seed{seed}" for seed in SEEDS),
         *(f"feddpms-seed{seed}" for seed in SEEDS),
-        *("comparison.json", "comparison.csv", "curves.csv", "table.csv", "table.md", "table.tex"),
-        *("accuracy.png", "accuracy.svg", "final.png", "final.svg"),
+        *("comparison.json", "comparison.csv", "curves.csv", "pairs.csv", "table.csv", "table.md", "table.tex"),
+        *("accuracy.png", "accuracy.svg", "accuracy.pdf", "final.png", "final.svg"),
     }
     assert [row.label for row in tiny.rows] == LABELS
     assert tiny.seeds == (3, 1)
@@ -143,15 +143,17 @@ def test_the_interval_by_hand() -> None:
     found = paired_difference([1, 2, 3])
     assert found.mean == 2
     assert found.half_width == pytest.approx(4.302653 / math.sqrt(3), abs=1e-6)
-    assert paired_difference([0.5, 0.5]) == Difference(0.5, 0.0)
+    # that 0.1 + 0.2 is not 0.3 is no deviation
+    assert paired_difference([0.3, 0.1 + 0.2]).half_width is None
+    assert paired_difference([1, 2, 3], missed=0.01).half_width == pytest.approx(9.924843 / math.sqrt(3), abs=1e-6)
     assert paired_difference([-0.25]) == Difference(-0.25, None)
 
 
 def test_differences_are_taken_seed_by_seed(result: Callable[[float | None], Result]) -> None:
     base, better, broken = (Row("x", tuple(map(result, values))) for values in ([0.25, 0.75], [0.5, 1.0], [0.5, None]))
-    # both seeds gain a quarter, so nothing is uncertain, whatever the seeds' own deviation
+    # both seeds gain a quarter: no deviation, and so no interval, whatever the seeds' own deviation
     found = Comparison((base, better, broken), (0, 1), Path("nowhere"), base, ())
-    assert found.difference(better, "accuracy") == Difference(0.25, 0.0)
+    assert found.difference(better, "accuracy") == Difference(0.25, None)
     assert found.difference(base, "accuracy") is None
     assert found.difference(broken, "accuracy") is None
     assert Comparison((base, broken), (0, 1), Path("nowhere"), broken, ()).difference(base, "accuracy") is None

@@ -15,8 +15,9 @@ import fedfill
 from fedfill.cli.commands import numbers_of
 from fedfill.cli.options import FIELDS, Options, takes
 from fedfill.cli.terminal import out as screen
-from fedfill.cli.terminal import paragraph, percent, size, tell
+from fedfill.cli.terminal import paragraph, tell
 from fedfill.runs.progress import progress, stages
+from fedfill.runs.shown import percent, size
 
 if TYPE_CHECKING:
     from fedfill.studies.study import Study

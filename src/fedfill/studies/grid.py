@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from fedfill.errors import FedfillError, checked
 from fedfill.experiment.loop import OnRound
 from fedfill.runs.directory import read_toml, write_atomically
+from fedfill.runs.shown import markdown_table, percent
 from fedfill.studies.compare import carry_out, plan
 from fedfill.studies.comparison import Comparison
 from fedfill.studies.comparison_files import FIGURES
@@ -174,16 +175,16 @@ def markdown(cells: Sequence[Cell], figure: str = "accuracy") -> str:
         The table. What validation chose may differ from line to line, and stands in the cell.
     """
     asked = [row.label if row.sweep is None else row.sweep.asked for row in cells[0].comparison.rows]
-    lines = [[*cells[0].values, *asked], ["---"] * len(cells[0].values) + ["---:"] * len(asked)]
+    lines = []
     for cell in cells:
         line = [str(value) for value in cell.values.values()]
         for row in cell.comparison.rows:
-            mean, deviation = row.figure(figure)
-            text = (
-                "–"
-                if mean is None
-                else f"{100 * mean:.2f}" + ("" if deviation is None else f" ± {100 * deviation:.2f}")
-            )
+            text = "diverged" if None in row.results else percent(*row.figure(figure))
             line.append(text if row.sweep is None else f"{text} ({row.label.partition(':')[2]})")
         lines.append(line)
-    return "".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |\n" for line in lines)
+    of = f"{len(cells[0].comparison.seeds)} seeds" if len(cells[0].comparison.seeds) > 1 else "one seed"
+    what = figure.replace("_", " ")
+    return (
+        markdown_table([*cells[0].values, *asked], lines, left=len(cells[0].values))
+        + f"\n{what[:1].upper()}{what[1:]} in percent: mean ± standard deviation over {of}.\n"
+    )
