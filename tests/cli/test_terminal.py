@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import Result
-from tests.cli.calls import TINY, fedfill_
+from tests.cli.calls import TINY, fedfill_, refused
 
 from fedfill.runs.progress import progress
 
@@ -189,3 +189,17 @@ def test_long_steps_are_announced(capsys: pytest.CaptureFixture[str]) -> None:
         log.debug("nothing for users")
     log.info("nobody listens any more")
     assert capsys.readouterr().err.splitlines() == ["run: solving for 7 features"]
+
+
+def test_a_warning_of_several_runs_is_shown_once(capsys: pytest.CaptureFixture[str]) -> None:
+    record = {"round": 1, "accuracy": 0.5, "seconds": 1.0, "lost": []}
+    with progress(2) as follow:
+        for label in ("a", "b"):
+            follow(label)({**record, "warnings": ["beware", f"of {label}"]}, 1)
+    said = capsys.readouterr().err
+    assert (said.count("beware"), said.count("of a"), said.count("of b")) == (1, 1, 1)
+
+
+@pytest.mark.parametrize("command", [["study"], ["grid", "g.toml"], ["compare", "fedavg"]])
+def test_an_unknown_tracker_is_found_before_anything_runs(command: list[str]) -> None:
+    assert "did you mean 'mlflow'" in refused([*command, "--track", "mlfow"], "track")

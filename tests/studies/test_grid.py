@@ -70,6 +70,20 @@ def test_each_is_a_comparison(file: Path, tmp_path: Path) -> None:
     }
 
 
+def test_a_line_for_each_run_that_ends(file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file.write_text(
+        GRID.replace("[2, 3]", "[2]").replace('["iid", "classes:5"]', '["iid"]').replace(":batch_size=32|64", "")
+    )
+    run_grid(file, out=tmp_path / "out")
+    said = capsys.readouterr().err.splitlines()
+    assert [line.split(": ")[0] for line in said] == [
+        "1/4 fedavg, seed 0", "2/4 fed3r, seed 0", "3/4 fedavg, seed 1", "4/4 fed3r, seed 1"
+    ]  # fmt: skip
+    assert all("1 round, accuracy 0." in line for line in said)
+    run_grid(file, out=tmp_path / "other", quiet=True)
+    assert capsys.readouterr().err == ""
+
+
 @pytest.mark.parametrize(
     ("old", "new", "facts"),
     [

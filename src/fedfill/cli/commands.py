@@ -105,6 +105,7 @@ def compare(
     for given_above in ("algorithm", "seed"):  # a --config for one run is good for a comparison too
         options.pop(given_above, None)
     check_algorithms(algorithms)
+    require_tracker(track)
     numbers = numbers_of(seeds)
     from fedfill.studies.sweep import candidates
 
@@ -218,6 +219,14 @@ def partition(
         heat_map(federation.counts, federation.class_names, out, federation.client_names)
     terminal.print_federation(federation, f"{federation.name}, {plan.partition}, seed {plan.seed}")
     terminal.tell(f"Heat map: {out}")
+
+
+def require_tracker(tracker: str | None) -> None:
+    """Refuse a tracker that can't be used, before anything runs."""
+    if tracker is not None:
+        from fedfill.studies.track import require
+
+        require(tracker)
 
 
 def tracked(tracker: str | None, label: str, follow: OnRound) -> OnRound | None:

@@ -57,7 +57,8 @@ def compare(
         partition: As in `fedfill.run`.
         model: As in `fedfill.run`.
         on_run: Called before each run with its label and seed; returns what to call after each of its rounds.
-        quiet: As in `fedfill.run`.
+        quiet: Show no progress. Without it one line moves on a terminal and in a notebook; elsewhere each run that ends is a line on
+            standard error.
         **settings: As in `fedfill.run`; a setting is given to those algorithms that have it.
 
     Returns:

@@ -100,6 +100,7 @@ def run_grid(
     *,
     out: str | Path = "runs/grid",
     on_run: Callable[[str, int], OnRound | None] | None = None,
+    quiet: bool = False,
     **options: Any,
 ) -> list[Cell]:
     """Run every comparison of a grid; those that are finished are read.
@@ -108,6 +109,7 @@ def run_grid(
         path: The TOML file.
         out: Folder of the comparisons, with ``grid.csv`` and ``grid.md``.
         on_run: Called before each run with its label and seed; returns what to call after each of its rounds.
+        quiet: As in `fedfill.compare`.
         **options: Further options, over those of the file.
 
     Returns:
@@ -134,7 +136,7 @@ def run_grid(
         def follow(label: str, seed: int, words: str = words) -> OnRound | None:
             return on_run(f"{words}: {label}", seed) if on_run is not None else None
 
-        cells.append(Cell(named[words], carry_out(planned, follow, quiet=True)))
+        cells.append(Cell(named[words], carry_out(planned, follow, quiet)))
         # after each, so that a grid that is stopped has its first figures
         write_atomically(folder / "grid.csv", _csv(cells).encode())
         write_atomically(folder / "grid.md", markdown(cells).encode())

@@ -138,11 +138,12 @@ def study(
         seeds: Of the last stage; the screening takes the first.
         goal: Where the model will be used: ``everyone`` (samples like those of all clients), ``own`` (each client's own, where
             personal models may serve) or ``auto`` (own where clients' inputs look different).
-        budget: Seconds, or ``"90s"``, ``"10m"``, ``"2h"``: rounds and seeds are fewer where they would take longer; None: no limit.
+        budget: Seconds, or ``"90s"``, ``"10m"``, ``"2h"``: rounds and seeds are fewer where they would take longer; None: no limit. It is a wish: a run
+            that began is finished, and methods on sums run whole.
         out: Folder of the stages.
         on_run: Called before each run with its label and seed; returns what to call after each of its rounds.
         on_stage: Called before each stage with its name and its number of runs.
-        quiet: As in `fedfill.run`.
+        quiet: As in `fedfill.compare`.
         **settings: As in `fedfill.run`: ``rounds`` (50) are those of the last stage; ``target_epsilon`` leaves those methods
             alone that give a guarantee.
 
