@@ -200,6 +200,33 @@ def test_a_warning_of_several_runs_is_shown_once(capsys: pytest.CaptureFixture[s
     assert (said.count("beware"), said.count("of a"), said.count("of b")) == (1, 1, 1)
 
 
+def test_a_study_and_a_grid_are_tracked_run_by_run(elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names: list[str] = []
+    monkeypatch.setattr("fedfill.studies.track.require", lambda tracker: None)
+    monkeypatch.setattr("fedfill.studies.track.track", lambda tracker, label: names.append(label))
+    small = [
+        "--clients",
+        "2",
+        "--partition",
+        "iid",
+        "--rounds",
+        "1",
+        "--set",
+        "local_epochs=1",
+        "--data-fraction",
+        "0.3",
+    ]
+    assert fedfill_("study", *small, "--seeds", "0", "--track", "mlflow").exit_code == 0
+    assert len(names) == len(set(names))  # the same method comes again in a later stage
+    assert {name.partition("-")[0] for name in names} == {"screen", "final", "reference"}
+    names.clear()
+    (elsewhere / "g.toml").write_text(
+        'algorithms = ["fedavg"]\nseeds = [0]\n[options]\nrounds = 1\nlocal_epochs = 1\ndata_fraction = 0.3\n[grid]\nclients = [2, 3]\n'
+    )
+    assert fedfill_("grid", "g.toml", "--track", "mlflow").exit_code == 0
+    assert names == ["clients=2: fedavg-seed0", "clients=3: fedavg-seed0"]
+
+
 @pytest.mark.parametrize("command", [["study"], ["grid", "g.toml"], ["compare", "fedavg"]])
 def test_an_unknown_tracker_is_found_before_anything_runs(command: list[str]) -> None:
     assert "did you mean 'mlflow'" in refused([*command, "--track", "mlfow"], "track")

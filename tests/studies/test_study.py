@@ -311,7 +311,7 @@ def candidate(
 
 
 def test_the_test_set_decides_nothing() -> None:
-    found = [candidate("a", 0.8, 0.9, test=0.1), candidate("b", 0.7, 0.8, test=0.99)]
+    found = [candidate("a", 0.8, 0.9, test=0.1), candidate("b", 0.7, 0.81, test=0.99)]
     assert choose(found) is found[0]
     answer = recommend(found, {}, "everyone", Asked(10))
     assert answer is not None
@@ -365,6 +365,10 @@ def test_within_the_noise_is_said() -> None:
     assert answer is not None
     assert answer.sure == "no"
     assert "within the noise of 2 seeds" in answer.sentences[1]
+    alike = recommend([candidate("a", 0.9, 0.8), candidate("b", 0.8, 0.7)], {}, "own", Asked(10))
+    assert alike is not None
+    assert alike.sure == "no"
+    assert "+10.00 points from b, the next: the same on every seed" in alike.sentences[1]
 
 
 def test_what_a_budget_took_away_is_said() -> None:
@@ -380,6 +384,19 @@ def test_what_a_budget_took_away_is_said() -> None:
     assert not any("budget" in sentence or "asked for" in sentence for sentence in kept.sentences)  # type: ignore[union-attr]
     (alone,) = [s for s in recommend(found[:1], {}, "own", asked).sentences if s.startswith("one seed")]  # type: ignore[union-attr]
     assert "chance" in alone
+
+
+@pytest.mark.parametrize(("goal", "risen"), [("own", 0.25), ("everyone", -0.2)])
+def test_whether_it_still_rises_is_judged_where_the_model_will_be_used(goal: Any, risen: float, tmp_path: Path) -> None:
+    own = [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.9]
+    records = [
+        {"round": t, "accuracy": everyone, "mean_client_accuracy": share, "validation_by_client": [0.5]}
+        for t, (share, everyone) in enumerate(zip(own, own[::-1], strict=True), 1)
+    ]
+    compared = screening(tmp_path, fedavg=(0.5, 1.0))
+    summary = compared.rows[0].finished[0].summary
+    (found,) = candidates(replace(compared, rows=(Row("fedavg", (Result(tmp_path, summary, records, {}),)),)), goal)
+    assert found.rising == pytest.approx(risen)  # own: (0.7 + 0.9)/2 - (0.5 + 0.6)/2
 
 
 def test_without_test_splits_no_figure_is_made_up() -> None:

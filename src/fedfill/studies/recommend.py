@@ -62,7 +62,7 @@ class Recommendation:
 
     Attributes:
         label: The method, with its settings.
-        sure: ``yes``, ``no`` (within the noise) or ``one seed``.
+        sure: ``yes``, ``no`` (within the noise, or the same on every seed) or ``one seed``.
         sentences: Why, how sure, at which cost, with which guarantee; each with figures, the first one to be read alone.
     """
 
