@@ -235,6 +235,8 @@ def test_slips_in_a_reference(word: str) -> None:
         ("model", "code/my.py:halves", ["needs 'labels'"]),
         ("model", "code/more.py:broken", ["more.py', line 4", "ValueError: no"]),
         ("model", "code/more.py:nothing", ["NoneType"]),
+        ("model", "code/my.py:Net:width=3", [":width=3", "no settings", "FILE.py:NAME"]),
+        ("partition", "code/my.py:halves:a=1", [":a=1", "no settings", "FILE.py:NAME"]),
         ("partition", "code/my.py:NUMBER", ["int"]),
         ("partition", "code/more.py:raising", ["more.py', line 10", "KeyError"]),
         ("partition", "code/more.py:few", ["1", "3 clients"]),

@@ -90,7 +90,8 @@ def checked(kind: type[B], values: Mapping[str, Any], what: str = "setting") -> 
     empty = ", or none" if optional and first["type"] == "literal_error" else ""
     # of a setting that may be one thing or another each has an error of its own
     kinds = dict.fromkeys(_allowed(e) for e in (first, *others) if e["loc"][:1] == first["loc"][:1])
-    raise FedfillError(f"{name}: found {first['input']!r}; allowed: {', or '.join(kinds)}{empty}")
+    found = "nothing" if first["type"] == "missing" else repr(first["input"])
+    raise FedfillError(f"{name}: found {found}; allowed: {', or '.join(kinds)}{empty}")
 
 
 def _allowed(error: Mapping[str, Any]) -> str:
@@ -111,6 +112,10 @@ def _allowed(error: Mapping[str, Any]) -> str:
         "bool_type": "true or false",
         "string_type": "text",
         "dict_type": "a table of settings",
+        "list_type": "a list",
+        "too_short": "a list of {min_length} or more",
+        "model_type": "a table",
+        "missing": "a value, which has to be given",
     }
     kind = str(error["type"])
     return words[kind].format(**context) if kind in words else str(error["msg"])

@@ -71,8 +71,13 @@ def absolute(word: str, what: str) -> str:
         FedfillError: Where it has another form, or there is no such file.
     """
     match = _FORM.fullmatch(word)
-    if match is None or not match["name"] or match["rest"] is not None:
+    if match is None or not match["name"]:
         raise FedfillError(f"{what}: found '{word}'; allowed: FILE.py:NAME")
+    if match["rest"] is not None:
+        raise FedfillError(
+            f"{what}: found ':{match['rest']}' behind '{match['file']}:{match['name']}', which takes no settings there; allowed: "
+            "FILE.py:NAME"
+        )
     path = Path(match["file"]).expanduser().resolve()
     if not path.is_file():
         raise FedfillError(f"{what}: found '{word}', and there is no file '{path}'; allowed: FILE.py:NAME")

@@ -19,6 +19,7 @@ from fedfill.experiment.settings import GROUPS, HEADINGS, Experiment, group_of
 
 CALLS = [
     ["run", "fedavgg"],
+    ["run", "fedavg:rounds=3"],
     ["run", "fedavg", "--nope"],
     ["run", "fedavg", "--rounds", "0"],
     ["run", "fedavg", "--rounds", "x"],
@@ -60,6 +61,7 @@ def test_none_of_these_imports_torch() -> None:
     [
         (["fedavgg"], {}),
         (["zzz"], {}),
+        (["fedavg:rounds=3"], {}),
         (["fedavg", "--data", "minst"], {"data": "minst"}),
         (["fedavg", "--data", "./nowhere"], {"data": "./nowhere"}),
         (["fedavg", "--model", "cnn9"], {"model": "cnn9"}),
@@ -79,6 +81,27 @@ def test_the_sentence_is_that_of_python(
     with pytest.raises(FedfillError) as caught:
         fedfill.run(words[0], **options)
     assert refused(["run", *words], str(caught.value).split(":")[0]) == str(caught.value)
+
+
+@pytest.mark.parametrize(("words", "right"), [(["rnu"], "run"), (["deploy", "innit"], "init")])
+def test_an_unknown_command_has_one_suggestion(words: list[str], right: str) -> None:
+    said = refused(words, "command")
+    assert said.endswith(f"unknown name '{words[-1]}'; did you mean '{right}'?")
+
+
+@pytest.mark.parametrize(
+    ("word", "beside"),
+    [
+        ("fedavg:rounds=3", "; allowed: fedavg, and beside it --rounds 3, or rounds=3 in Python"),
+        ("fedprox:mu=1,x=2", "; allowed: fedprox, and beside it --set mu=1, or mu=1 in Python"),
+        ("fedavg:", "; allowed: fedavg"),
+        ("fedavgg:mu=1", "; did you mean 'fedavg'?"),
+    ],
+)
+def test_settings_behind_the_name_of_one_run_are_told_where_they_belong(word: str, beside: str) -> None:
+    said = refused(["run", word], "algorithm")
+    assert word.removesuffix(":mu=1") in said
+    assert said.endswith(beside)
 
 
 def test_names_are_found_in_the_files_as_the_classes_have_them() -> None:

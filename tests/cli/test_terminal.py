@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import Result
-from tests.cli.calls import TINY, fedfill_
+from tests.cli.calls import TINY, fedfill_, refused
 
 from fedfill.runs.progress import progress
 
@@ -109,7 +109,7 @@ def test_compare_prints_differences_and_what_is_not_shared() -> None:
     assert "* not shared by fedprox:learning_rate=0.01: another local budget: learning_rate=0.01 (not 0.001)." in text
     assert text.count("not shared by") == 1
     assert "…" not in text
-    assert "Pictures: c/accuracy.png, c/final.png" in text
+    assert "Pictures: c/accuracy.png, accuracy.svg, accuracy.pdf, final.png, final.svg" in text
     one = fedfill_("compare", "fedavg", "fedprox", *TINY, "--data-fraction", "0.2", "--seeds", "0", "--out", "c")
     assert one.exit_code == 0, one.output
     row = next(line.split() for line in one.stdout.splitlines() if line.split()[:1] == ["fedprox"])
@@ -189,3 +189,44 @@ def test_long_steps_are_announced(capsys: pytest.CaptureFixture[str]) -> None:
         log.debug("nothing for users")
     log.info("nobody listens any more")
     assert capsys.readouterr().err.splitlines() == ["run: solving for 7 features"]
+
+
+def test_a_warning_of_several_runs_is_shown_once(capsys: pytest.CaptureFixture[str]) -> None:
+    record = {"round": 1, "accuracy": 0.5, "seconds": 1.0, "lost": []}
+    with progress(2) as follow:
+        for label in ("a", "b"):
+            follow(label)({**record, "warnings": ["beware", f"of {label}"]}, 1)
+    said = capsys.readouterr().err
+    assert (said.count("beware"), said.count("of a"), said.count("of b")) == (1, 1, 1)
+
+
+def test_a_study_and_a_grid_are_tracked_run_by_run(elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names: list[str] = []
+    monkeypatch.setattr("fedfill.studies.track.require", lambda tracker: None)
+    monkeypatch.setattr("fedfill.studies.track.track", lambda tracker, label: names.append(label))
+    small = [
+        "--clients",
+        "2",
+        "--partition",
+        "iid",
+        "--rounds",
+        "1",
+        "--set",
+        "local_epochs=1",
+        "--data-fraction",
+        "0.3",
+    ]
+    assert fedfill_("study", *small, "--seeds", "0", "--track", "mlflow").exit_code == 0
+    assert len(names) == len(set(names))  # the same method comes again in a later stage
+    assert {name.partition("-")[0] for name in names} == {"screen", "final", "reference"}
+    names.clear()
+    (elsewhere / "g.toml").write_text(
+        'algorithms = ["fedavg"]\nseeds = [0]\n[options]\nrounds = 1\nlocal_epochs = 1\ndata_fraction = 0.3\n[grid]\nclients = [2, 3]\n'
+    )
+    assert fedfill_("grid", "g.toml", "--track", "mlflow").exit_code == 0
+    assert names == ["clients=2: fedavg-seed0", "clients=3: fedavg-seed0"]
+
+
+@pytest.mark.parametrize("command", [["study"], ["grid", "g.toml"], ["compare", "fedavg"]])
+def test_an_unknown_tracker_is_found_before_anything_runs(command: list[str]) -> None:
+    assert "did you mean 'mlflow'" in refused([*command, "--track", "mlfow"], "track")

@@ -96,12 +96,14 @@ def test_a_rise_of_personal_models_is_on_their_own_splits() -> None:
     # on everyone's test set they lose what they gain on their own
     own = [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.9]
     records = [record | {"mean_client_accuracy": share} for record, share in zip(curve(*own[::-1]), own, strict=True)]
-    assert rise(records, personal=True) == pytest.approx(0.25)  # (0.7 + 0.9)/2 - (0.5 + 0.6)/2
+    assert rise(records, own=True) == pytest.approx(0.25)  # (0.7 + 0.9)/2 - (0.5 + 0.6)/2
     assert rise(records) == pytest.approx(-0.2)  # (0.2 + 0.1)/2 - (0.4 + 0.3)/2
     assert NOT_CONVERGED in kinds(figures(personal=True), records)
     assert NOT_CONVERGED not in kinds(figures(), records)
+    records[-1]["mean_client_accuracy_of_trained_head"] = 0.7  # the rest of it is the last round's new layer
+    assert rise(records, own=True) == pytest.approx(0.15)
     records[3]["mean_client_accuracy"] = None
-    assert rise(records, personal=True) == rise(records)
+    assert rise(records, own=True) == rise(records)
 
 
 @pytest.mark.parametrize(

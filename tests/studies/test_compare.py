@@ -50,8 +50,8 @@ def test_one_folder_for_each_run(tiny: Comparison) -> None:
         *(f"fedavg-seed{seed}" for seed in SEEDS),
         *(f"fedavg-latent_activation=sigmoid-weighting=uniform-seed{seed}" for seed in SEEDS),
         *(f"feddpms-seed{seed}" for seed in SEEDS),
-        *("comparison.json", "comparison.csv", "curves.csv", "table.csv", "table.md", "table.tex"),
-        *("accuracy.png", "accuracy.svg", "final.png", "final.svg"),
+        *("comparison.json", "comparison.csv", "curves.csv", "pairs.csv", "table.csv", "table.md", "table.tex"),
+        *("accuracy.png", "accuracy.svg", "accuracy.pdf", "final.png", "final.svg"),
     }
     assert [row.label for row in tiny.rows] == LABELS
     assert tiny.seeds == (3, 1)
@@ -143,15 +143,17 @@ def test_the_interval_by_hand() -> None:
     found = paired_difference([1, 2, 3])
     assert found.mean == 2
     assert found.half_width == pytest.approx(4.302653 / math.sqrt(3), abs=1e-6)
-    assert paired_difference([0.5, 0.5]) == Difference(0.5, 0.0)
+    # that 0.1 + 0.2 is not 0.3 is no deviation
+    assert paired_difference([0.3, 0.1 + 0.2]).half_width is None
+    assert paired_difference([1, 2, 3], missed=0.01).half_width == pytest.approx(9.924843 / math.sqrt(3), abs=1e-6)
     assert paired_difference([-0.25]) == Difference(-0.25, None)
 
 
 def test_differences_are_taken_seed_by_seed(result: Callable[[float | None], Result]) -> None:
     base, better, broken = (Row("x", tuple(map(result, values))) for values in ([0.25, 0.75], [0.5, 1.0], [0.5, None]))
-    # both seeds gain a quarter, so nothing is uncertain, whatever the seeds' own deviation
+    # both seeds gain a quarter: no deviation, and so no interval, whatever the seeds' own deviation
     found = Comparison((base, better, broken), (0, 1), Path("nowhere"), base, ())
-    assert found.difference(better, "accuracy") == Difference(0.25, 0.0)
+    assert found.difference(better, "accuracy") == Difference(0.25, None)
     assert found.difference(base, "accuracy") is None
     assert found.difference(broken, "accuracy") is None
     assert Comparison((base, broken), (0, 1), Path("nowhere"), broken, ()).difference(base, "accuracy") is None
@@ -262,7 +264,10 @@ def test_variants(text: str, parsed: tuple[str, dict[str, str]]) -> None:
         ({"algorithms": ["fedavg:=1"]}, "found '=1' in 'fedavg:=1'"),
         ({"algorithms": ["fedavg:wheighting=uniform"]}, "did you mean 'weighting'"),
         ({"algorithms": ["fedavg:weighting=even"]}, "weighting: found 'even'; allowed: 'samples' or 'uniform'"),
-        ({"algorithms": ["fedavg:rounds=3"]}, "fedavg has no 'rounds'"),
+        ({"algorithms": ["fedavg:rounds=3"]}, "rounds: found in 'fedavg:rounds=3'; allowed: the same for all"),
+        ({"algorithms": ["fedprox:mu=0.1|0.10"]}, "found 'fedprox:mu=0.1' and 'fedprox:mu=0.10', which are the same"),
+        ({"algorithms": ["fedavg", "fedavg:head=none"]}, "'fedavg' and 'fedavg:head=none', which are the same"),
+        ({"algorithms": ["fedavg", "fedavg:learning_rate=1e-3", "local"]}, "which are the same"),
         ({"algorithms": ["fedavg"], "alpha": 5}, "fedavg has no 'alpha'"),
         ({"alpah": 5}, "did you mean 'alpha'"),
         ({"alpha": 0}, "alpha: found 0; allowed: at least 1"),
@@ -291,6 +296,22 @@ def test_a_folder_of_another_experiment_is_found_before_anything_runs(tmp_path: 
         compare(["fedavg"], seeds=[0, 1], out=tmp_path, **TINY)
     assert [path.name for path in tmp_path.iterdir()] == ["fedavg-seed1"]
     assert json.loads((tmp_path / "fedavg-seed1" / "summary.json").read_text())["seed"] == 1
+
+
+def test_a_folder_that_holds_no_comparison_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "thesis.doc").write_text("mine")
+    with refused("out", tmp_path, "thesis.doc", "no comparison"):
+        compare(["fedavg"], seeds=[0], out=tmp_path, **TINY)
+    with refused("out", "is a file"):
+        compare(["fedavg"], seeds=[0], out=tmp_path / "thesis.doc", **TINY)
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.doc"]
+    # what lies beside a comparison that is there, such as a report, is no matter; nor a run of one that was stopped
+    (tmp_path / "thesis.doc").unlink()
+    (tmp_path / "moon-seed7").mkdir()
+    (tmp_path / ".comparison.json.x.tmp").write_text("")
+    compare(["fedavg"], seeds=[0], out=tmp_path, **TINY)
+    (tmp_path / "report.html").write_text("")
+    assert compare(["fedavg"], seeds=[0, 1], out=tmp_path, **TINY).seeds == (0, 1)
 
 
 FAST = "fedavg:learning_rate=1e30"

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.helpers import refused
 
+from fedfill.cli.terminal import print_comparison
 from fedfill.experiment.summary import Result
 from fedfill.experiment.verdicts import LEFT_BEHIND, NOT_CONVERGED, OWN_SPLIT
 from fedfill.runs.directory import to_json
@@ -27,7 +29,7 @@ def result(
         "algorithm": label, "dataset": "made_up", "partition": "iid", "clients": 2, "rounds": 2, "seed": seed,
         "accuracy": accuracy, "accuracy_by_class": [accuracy, accuracy], "accuracy_by_client": [accuracy, accuracy],
         "mean_client_accuracy": accuracy, "worst_client_accuracy": accuracy, "bytes_up": 1e6, "bytes_down": 5e5,
-        "largest_class": 0.5, "personal": False, **more,
+        "largest_class": 0.5, "personal": False, "seconds": 3.0, **more,
     }  # fmt: skip
     rounds = [
         {"round": t, "accuracy": a, "loss": 1.0, "bytes_up": 7, "bytes_down": 8, "seconds": 0.5, "most_predicted": 0.5}
@@ -65,8 +67,8 @@ def test_it_is_read_again_as_it_was(two: Comparison) -> None:
     assert again == two
     assert again.baseline is again.rows[0]
     assert [path.name for path in sorted(two.directory.iterdir())] == [
-        "accuracy.png", "accuracy.svg", "comparison.csv", "comparison.json", "curves.csv", "fedavg-seed0", "fedavg-seed1", "final.png",
-        "final.svg", "moon_x-seed0", "moon_x-seed1", "table.csv", "table.md", "table.tex",
+        "accuracy.pdf", "accuracy.png", "accuracy.svg", "comparison.csv", "comparison.json", "curves.csv", "fedavg-seed0", "fedavg-seed1",
+        "final.png", "final.svg", "moon_x-seed0", "moon_x-seed1", "pairs.csv", "table.csv", "table.md", "table.tex",
     ]  # fmt: skip
 
 
@@ -81,17 +83,22 @@ def test_the_table_by_hand(two: Comparison) -> None:
     assert (found["algorithm"], found["n"]) == ("fedavg", "2")
     numbers = [float(found[name]) for name in ("mean", "deviation", "low", "high")]
     assert numbers == pytest.approx([0.6, 0.141421, 0.6 - 1.27062, 0.6 + 1.27062], abs=1e-5)
-    assert (two.directory / "table.md").read_text().splitlines()[2:] == [
-        "| algorithm | everyone's test set | own split | against fedavg | MB | seeds |",
+    shown = (two.directory / "table.md").read_text().splitlines()
+    assert shown[2:7] == [
+        "| algorithm | accuracy | - fedavg | own split | traffic | sec. |",
         "| --- | ---: | ---: | ---: | ---: | ---: |",
-        "| fedavg | 60.00 ± 14.14 | 60.00 ± 14.14 | – | 1.5 | 2 |",
+        "| fedavg | 60.00 ± 14.14 | – | 60.00 ± 14.14 | 1.5 MB | 3.0 |",
         # differences 0.3 and 0.2: mean 0.25, half width 12.7062 * 0.05
-        "| moon_x | 85.00 ± 7.07 | 85.00 ± 7.07 | +25.00 ± 63.53 | 1.5 | 2 |",
+        "| moon_x | 85.00 ± 7.07 | +25.00 ± 63.53 | 85.00 ± 7.07 | 1.5 MB | 3.0 |",
+        "",
     ]
+    assert shown[7].startswith("* Mean ± standard deviation over 2 seeds; accuracy: ")
+    assert "- fedavg: difference of accuracy to fedavg, seed by seed, with the 95 % confidence interval" in shown[7]
+    assert shown[8] == "* Not shared by moon_x: another network: a_b (not c)."
     tex = (two.directory / "table.tex").read_text()
-    assert r"moon\_x & 85.00 $\pm$ 7.07 & 85.00 $\pm$ 7.07 & +25.00 $\pm$ 63.53 & 1.5 & 2 \\" in tex
+    assert r"moon\_x & 85.00 $\pm$ 7.07 & +25.00 $\pm$ 63.53 & 85.00 $\pm$ 7.07 & 1.5 MB & 3.0 \\" in tex
     assert tex.count(r"\\") == 3
-    assert r"% made\_up, iid, 2 clients" in tex
+    assert r"made\_up, iid, 2 clients, 2 rounds, seeds 0, 1: mean $\pm$ standard deviation over 2 seeds; " in tex
     curves = lines(two.directory / "curves.csv")
     assert len(curves) == 8
     assert (curves[0]["algorithm"], curves[0]["seed"], curves[0]["round"], curves[0]["accuracy"]) == (
@@ -101,6 +108,82 @@ def test_the_table_by_hand(two: Comparison) -> None:
         "0.25",
     )
     assert curves[0]["worst_client_accuracy"] == ""
+
+
+def test_the_terminal_has_the_columns_of_the_files(
+    two: Comparison, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedfill.cli.terminal._print_fairness", lambda found: None)
+    monkeypatch.setattr("fedfill.experiment.verdicts.of_run", lambda *run: ())
+    for row in two.rows:
+        for one in row.finished:
+            one.summary.update(notes=[], privacy={"statement": "None."})
+    print_comparison(two)
+    shown = capsys.readouterr().out
+    header = next(line for line in (two.directory / "table.md").read_text().splitlines() if line.startswith("| alg"))
+    (line,) = (line for line in shown.splitlines() if "algorithm" in line and "accuracy" in line)
+    assert re.split(r" {1,}(?!fedavg|split)", line.strip()) == header.strip("| ").split(" | ")
+    # and names every file that is there
+    for path in two.directory.iterdir():
+        assert path.is_dir() or path.name in shown
+
+
+def test_all_pairs_by_hand(tmp_path: Path) -> None:
+    three = rows(tmp_path, a=[0.5, 0.7], b=[0.6, 0.9], c=[0.7, 0.9])
+    found = Comparison(tuple(three), (0, 1), tmp_path, three[0])
+    write_files(found)
+    first, alike, _, *own = lines(tmp_path / "pairs.csv")
+    assert [(line["algorithm"], line["other"]) for line in (first, alike)] == [("a", "b"), ("a", "c")]
+    # differences -0.1 and -0.2: mean -0.15, half width 12.7062 * 0.05, and for three pairs 38.1885 * 0.05
+    ends = [float(first[name]) for name in ("mean", "low", "high", "low_of_all", "high_of_all")]
+    widths = [12.7062 * 0.05, 38.1885 * 0.05]
+    wanted = [-0.15, *(-0.15 + sign * width for width in widths for sign in (-1, 1))]
+    assert ends == pytest.approx(wanted, abs=1e-4)
+    # -0.2 on both seeds: no interval
+    assert [alike[name] for name in ("low", "high", "low_of_all", "high_of_all")] == [""] * 4
+    assert [line["figure"] for line in own] == ["mean_client_accuracy"] * 3
+
+
+def test_the_same_accuracy_on_every_seed_is_no_certain_zero(tmp_path: Path) -> None:
+    base, other = rows(tmp_path, fedavg=[0.5, 0.7], fedprox=[0.5, 0.7])
+    found = Comparison((base, other), (0, 1), tmp_path, base)
+    write_files(found)
+    table = (tmp_path / "table.md").read_text()
+    assert "| fedprox | 60.00 ± 14.14 | +0.00 | " in table
+    assert "without ± is the same on all 2 seeds" in table
+    highest, alike = of_comparison(found)
+    assert "nothing follows of chance" in highest.sentence
+    assert alike.kind == WITHIN_NOISE
+    assert alike.sentence.startswith("as accurate as fedavg on every seed: fedprox;")
+
+
+def test_rows_with_fewer_rounds_are_named(tmp_path: Path) -> None:
+    base = Row("fedavg", (result(tmp_path, "fedavg", 0, 0.5),))
+    others = [Row(label, (result(tmp_path, label, 0, 0.6, rounds=1),)) for label in ("fed3r", "fedcgs")]
+    found = Comparison((base, *others), (0,), tmp_path, base)
+    write_files(found)
+    for name in ("table.md", "table.tex"):
+        assert "; fed3r, fedcgs: 1 round, not 2." in (tmp_path / name).read_text()
+    assert "±" not in (tmp_path / "table.md").read_text()
+
+
+STRANGE = "a_b|c&d%\n\n$x_{\\y} #~^<z> _w_ `k` *m* [n] &amp;"
+
+
+def test_names_of_any_signs_stand_in_tables(tmp_path: Path) -> None:
+    base = Row(STRANGE, (result(tmp_path, "fedavg", 0, 0.5, dataset=f"# {STRANGE}"),))
+    write_files(Comparison((base,), (0,), tmp_path, base))
+    tex = (tmp_path / "table.tex").read_text()
+    in_tex = (
+        r"a\_b\textbar{}c\&d\% \$x\_\{\textbackslash{}y\} \#\textasciitilde{}\textasciicircum{}\textless{}z\textgreater{} "
+        r"\_w\_ `k` *m* [n] \&amp;"
+    )
+    assert [line for line in tex.splitlines() if line.endswith(r"\\")][1].startswith(f"{in_tex} & 50.00 & ")
+    assert rf"\# {in_tex}, iid, " in tex
+    shown = (tmp_path / "table.md").read_text()
+    in_markdown = r"a_b\|c&d% \$x\_{\\y} #\~^\<z\> \_w\_ \`k\` \*m\* \[n\] \&amp;"
+    assert shown.splitlines()[4].startswith(f"| {in_markdown} | 50.00 | ")
+    assert shown.startswith(rf"\# {in_markdown}, iid, ")
 
 
 @pytest.mark.parametrize(

@@ -70,6 +70,20 @@ def test_each_is_a_comparison(file: Path, tmp_path: Path) -> None:
     }
 
 
+def test_a_line_for_each_run_that_ends(file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file.write_text(
+        GRID.replace("[2, 3]", "[2]").replace('["iid", "classes:5"]', '["iid"]').replace(":batch_size=32|64", "")
+    )
+    run_grid(file, out=tmp_path / "out")
+    said = capsys.readouterr().err.splitlines()
+    assert [line.split(": ")[0] for line in said] == [
+        "1/4 fedavg, seed 0", "2/4 fed3r, seed 0", "3/4 fedavg, seed 1", "4/4 fed3r, seed 1"
+    ]  # fmt: skip
+    assert all("1 round, accuracy 0." in line for line in said)
+    run_grid(file, out=tmp_path / "other", quiet=True)
+    assert capsys.readouterr().err == ""
+
+
 @pytest.mark.parametrize(
     ("old", "new", "facts"),
     [
@@ -78,8 +92,16 @@ def test_each_is_a_comparison(file: Path, tmp_path: Path) -> None:
         ('["iid", "classes:5"]', '["iid", "iid"]', ("grid", "partition")),
         ('["iid", "classes:5"]', '"iid"', ("grid", "iid")),
         ("rounds = 1", "rounds = 1\nclients = 4", ("grid", "clients")),
-        ("seeds = [0, 1]", "seeds = []", ("seeds",)),
-        ("seeds = [0, 1]", "seeds = [0, 1", ("config", "grid.toml")),
+        ("seeds = [0, 1]", "seeds = []", ("grid", "grid.toml", "seeds", "a list of 1 or more")),
+        ("seeds = [0, 1]", 'seeds = "0"', ("grid", "grid.toml", "seeds", "allowed: a list")),
+        ("seeds = [0, 1]", 'seeds = ["x"]', ("grid", "grid.toml", "seeds", "allowed: a whole number")),
+        ("algorithms =", "algorithm =", ("grid", "grid.toml", "did you mean 'algorithms'")),
+        (
+            'algorithms = ["fedavg:batch_size=32|64", "fed3r"]',
+            "",
+            ("grid", "grid.toml", "algorithms", "has to be given"),
+        ),
+        ("seeds = [0, 1]", "seeds = [0, 1", ("grid", "grid.toml", "is not TOML")),
         ("rounds = 1", "roundss = 1", ("setting", "roundss")),
         ("clients = [2, 3]", "clients = [0]", ("clients", "0")),
         ("rounds = 1", 'rounds = 1\nout = "zz"', ("grid", "out", "[options]")),
@@ -101,3 +123,8 @@ def test_slips_are_sentences(old: str, new: str, facts: tuple[str, ...], file: P
     with refused(*facts):
         run_grid(file, out=tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with refused("grid", tmp_path / "no.toml"):
+        read_grid(tmp_path / "no.toml")

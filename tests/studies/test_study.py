@@ -33,7 +33,7 @@ from fedfill.studies.rules import (
     validation_share,
 )
 from fedfill.studies.stages import Plan, parse_budget, plan_for, screened_rounds_of
-from fedfill.studies.study import Study, commands_for, references_of, study
+from fedfill.studies.study import Study, _suitable, commands_for, references_of, study
 
 SMALL: dict[str, Any] = {"data": "digits", "partition": "dirichlet:0.1", "clients": 5, "rounds": 3, "seeds": [0, 1]}
 QUICK: dict[str, Any] = {"local_epochs": 1, "batch_size": 64, "data_fraction": 0.4}
@@ -168,6 +168,24 @@ def test_methods_that_cannot_take_a_setting_are_left_out_and_named(tmp_path: Pat
         study(**options, **QUICK, learning_rate=-1, out=tmp_path / "t")
 
 
+def test_methods_that_are_the_same_with_these_settings_are_run_once(tmp_path: Path) -> None:
+    """A new last layer for all: FedAvg with it and FedAvg are one and the same."""
+    tried = [Entry("fedavg", TRAINED, ""), Entry("fedavg:head=ccvr", TRAINED, "")]
+    given = {"data": "digits", "partition": "iid", "model": "auto", "clients": 2}
+    assert _suitable(tried, 0, given) == (tried, {})
+    fit, refused_ = _suitable(tried, 0, {**given, "head": "ccvr"})
+    assert [entry.label for entry in fit] == ["fedavg"]
+    assert refused_ == {"fedavg:head=ccvr": "with these settings it is fedavg"}
+
+
+def test_a_setting_that_the_references_lack_is_no_slip(tmp_path: Path) -> None:
+    options = {**SMALL, "rounds": 1, "clients": 2, "seeds": [0], "partition": "iid"}
+    found = study(**options, **QUICK, weighting="uniform", head="ccvr", out=tmp_path / "s")
+    assert {*found.references} == {"local", "central"}
+    with refused("setting", "mu"):
+        study(**options, **QUICK, mu=0.5, alpah=3, out=tmp_path / "t")
+
+
 def test_another_study_in_the_folder_is_refused(answered: Study, tmp_path: Path) -> None:
     with refused("out", answered.directory, "another study"):
         study(**{**SMALL, "partition": "iid"}, **QUICK, out=answered.directory)
@@ -293,7 +311,7 @@ def candidate(
 
 
 def test_the_test_set_decides_nothing() -> None:
-    found = [candidate("a", 0.8, 0.9, test=0.1), candidate("b", 0.7, 0.8, test=0.99)]
+    found = [candidate("a", 0.8, 0.9, test=0.1), candidate("b", 0.7, 0.81, test=0.99)]
     assert choose(found) is found[0]
     answer = recommend(found, {}, "everyone", Asked(10))
     assert answer is not None
@@ -347,6 +365,10 @@ def test_within_the_noise_is_said() -> None:
     assert answer is not None
     assert answer.sure == "no"
     assert "within the noise of 2 seeds" in answer.sentences[1]
+    alike = recommend([candidate("a", 0.9, 0.8), candidate("b", 0.8, 0.7)], {}, "own", Asked(10))
+    assert alike is not None
+    assert alike.sure == "no"
+    assert "+10.00 points from b, the next: the same on every seed" in alike.sentences[1]
 
 
 def test_what_a_budget_took_away_is_said() -> None:
@@ -362,6 +384,19 @@ def test_what_a_budget_took_away_is_said() -> None:
     assert not any("budget" in sentence or "asked for" in sentence for sentence in kept.sentences)  # type: ignore[union-attr]
     (alone,) = [s for s in recommend(found[:1], {}, "own", asked).sentences if s.startswith("one seed")]  # type: ignore[union-attr]
     assert "chance" in alone
+
+
+@pytest.mark.parametrize(("goal", "risen"), [("own", 0.25), ("everyone", -0.2)])
+def test_whether_it_still_rises_is_judged_where_the_model_will_be_used(goal: Any, risen: float, tmp_path: Path) -> None:
+    own = [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.9]
+    records = [
+        {"round": t, "accuracy": everyone, "mean_client_accuracy": share, "validation_by_client": [0.5]}
+        for t, (share, everyone) in enumerate(zip(own, own[::-1], strict=True), 1)
+    ]
+    compared = screening(tmp_path, fedavg=(0.5, 1.0))
+    summary = compared.rows[0].finished[0].summary
+    (found,) = candidates(replace(compared, rows=(Row("fedavg", (Result(tmp_path, summary, records, {}),)),)), goal)
+    assert found.rising == pytest.approx(risen)  # own: (0.7 + 0.9)/2 - (0.5 + 0.6)/2
 
 
 def test_without_test_splits_no_figure_is_made_up() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -63,6 +64,21 @@ def test_mlflow_has_each_run_of_a_comparison_once(tmp_path: Path, monkeypatch: p
     runs = client.search_runs([experiment.experiment_id])
     finished = sorted(run.info.run_name for run in runs if run.info.status == "FINISHED")
     assert finished == ["fedavg", "fedprox"]
+
+
+def test_all_three_begin_with_the_first_round_and_end_with_the_last(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    seen: list[Any] = []
+    run = SimpleNamespace(log=lambda figures, step: seen.append((step, figures)), finish=lambda: seen.append("end"))
+    begin = {"init": lambda **given: seen.append(given["name"]) or run}
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(**begin))
+    follow = track("wandb", "a:b", tmp_path)
+    follow({"step": 1, "steps": 1, "loss": 2.0}, 2)
+    assert seen == []  # so a run that is read leaves nothing
+    for number in (1, 2):
+        follow({"round": number, "accuracy": number / 4}, 2)
+    assert seen == ["a-b", (1, {"accuracy": 0.25}), (2, {"accuracy": 0.5}), "end"]
 
 
 def test_an_unknown_or_missing_tracker_is_a_sentence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

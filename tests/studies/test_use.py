@@ -385,6 +385,8 @@ def test_where_an_export_may_lie(place: Path, tmp_path: Path):
     assert (folder / "model.json").read_bytes() == before
     with refused("to", "a file"):
         fedfill.export(place / "images", folder / "mine.txt")
+    with refused("to", "can't write", "mine.txt"):
+        fedfill.export(place / "images", folder / "mine.txt" / "below")
 
 
 def test_a_run_from_before_there_was_a_record_of_inputs(place: Path, tmp_path: Path):

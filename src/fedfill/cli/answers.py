@@ -12,11 +12,12 @@ from rich import box
 from rich.table import Table
 
 import fedfill
-from fedfill.cli.commands import numbers_of
-from fedfill.cli.options import FIELDS, Options, takes
+from fedfill.cli.commands import numbers_of, require_tracker, tracked
+from fedfill.cli.options import FIELDS, Options, Track, takes
 from fedfill.cli.terminal import out as screen
-from fedfill.cli.terminal import paragraph, percent, size, tell
+from fedfill.cli.terminal import paragraph, tell
 from fedfill.runs.progress import progress, stages
+from fedfill.runs.shown import percent, size
 
 if TYPE_CHECKING:
     from fedfill.studies.study import Study
@@ -33,7 +34,7 @@ def study(
     budget: Annotated[
         str | None,
         typer.Option(
-            help="A time such as 10m: rounds and seeds are fewer where they would take longer. [default: no limit]"
+            help="A wish, such as 10m: rounds and seeds are fewer where they would take longer; a run that began is finished. [default: no limit]"
         ),
     ] = None,
     goal: Annotated[
@@ -53,20 +54,24 @@ def study(
             help="Folder of the study, which goes on where it stopped. [default: runs/study]", show_default=False
         ),
     ] = Path("runs/study"),
+    track: Track = None,
 ) -> None:
     """Find out which method suits these clients, and why."""
     for given_above in ("algorithm", "seed"):
         options.pop(given_above, None)
+    require_tracker(track)
+    stage = ""
     with stages() as begin:
         follow = begin("", 1)
 
         def on_stage(name: str, runs: int) -> None:
-            nonlocal follow
-            follow = begin(name, runs)
+            nonlocal follow, stage
+            follow, stage = begin(name, runs), name
 
         found = fedfill.study(
             seeds=numbers_of(seeds), goal=goal, budget=budget, out=out, on_stage=on_stage,
-            on_run=lambda label, seed: follow(f"{label}, seed {seed}"), quiet=True, **options,
+            on_run=lambda label, seed: tracked(track, f"{stage}-{label}-seed{seed}", follow(f"{label}, seed {seed}")),
+            quiet=True, **options,
         )  # fmt: skip
     print_study(found)
 
@@ -83,15 +88,23 @@ def grid(
             help="Folder of the comparisons; finished runs are not run again. [default: runs/grid]", show_default=False
         ),
     ] = Path("runs/grid"),
+    track: Track = None,
 ) -> None:
     """Run the same comparison for every combination of some options."""
     from fedfill.studies.grid import combinations, markdown, read_grid, run_grid
     from fedfill.studies.sweep import candidates
 
+    require_tracker(track)
     asked = read_grid(file)
     runs = len(combinations(asked)) * len(asked.seeds) * sum(len(candidates(label)) for label in asked.algorithms)
     with progress(runs) as follow:
-        cells = run_grid(file, out=out, on_run=lambda label, seed: follow(f"{label}, seed {seed}"), **options)
+        cells = run_grid(
+            file,
+            out=out,
+            on_run=lambda label, seed: tracked(track, f"{label}-seed{seed}", follow(f"{label}, seed {seed}")),
+            quiet=True,
+            **options,
+        )
     tell(markdown(cells))
     tell(f"All figures: {out}/grid.csv; a comparison for each combination in its own folder below {out}")
 

@@ -12,7 +12,7 @@ from fedfill.cli import terminal
 from fedfill.cli.options import FIELDS, Options, Out, Track, takes
 from fedfill.cli.slips import check_algorithms, completer
 from fedfill.errors import FedfillError, checked
-from fedfill.experiment.settings import DATA, INCIDENTAL, PLACES, Experiment
+from fedfill.experiment.settings import DATA, INCIDENTAL, PLACES, Experiment, refuse_settings
 from fedfill.runs.progress import both, progress
 
 Moved = Annotated[
@@ -42,6 +42,7 @@ def run(
         raise FedfillError(
             "algorithm: none is given; name one of 'fedfill list algorithms' or give a --config that does"
         )
+    refuse_settings(algorithm)
     check_algorithms([algorithm])
     with progress() as follow:
         result = fedfill.run(
@@ -104,6 +105,7 @@ def compare(
     for given_above in ("algorithm", "seed"):  # a --config for one run is good for a comparison too
         options.pop(given_above, None)
     check_algorithms(algorithms)
+    require_tracker(track)
     numbers = numbers_of(seeds)
     from fedfill.studies.sweep import candidates
 
@@ -217,6 +219,14 @@ def partition(
         heat_map(federation.counts, federation.class_names, out, federation.client_names)
     terminal.print_federation(federation, f"{federation.name}, {plan.partition}, seed {plan.seed}")
     terminal.tell(f"Heat map: {out}")
+
+
+def require_tracker(tracker: str | None) -> None:
+    """Refuse a tracker that can't be used, before anything runs."""
+    if tracker is not None:
+        from fedfill.studies.track import require
+
+        require(tracker)
 
 
 def tracked(tracker: str | None, label: str, follow: OnRound) -> OnRound | None:

@@ -6,6 +6,8 @@ from typing import Any
 
 from typer.core import TyperCommand, TyperGroup
 
+from fedfill.errors import FedfillError, did_you_mean
+
 
 def _write(command: Any, ctx: Any, formatter: Any) -> None:
     """A section for arguments, one for each heading in the order of their options, and last one for what has none."""
@@ -42,6 +44,12 @@ class GroupedGroup(TyperGroup):
         """Write options and commands."""
         _write(self, ctx, formatter)
         self.format_commands(ctx, formatter)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Find a command; a slip is one sentence, where typer and click would each add the same suggestion."""
+        if args and not args[0].startswith("-") and args[0] not in self.commands and not ctx.resilient_parsing:
+            raise FedfillError(f"command: unknown name '{args[0]}'; {did_you_mean(args[0], self.commands)}")
+        return super().resolve_command(ctx, args)
 
 
 def example(*lines: str) -> str:

@@ -9,10 +9,12 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from fedfill.runs.shown import percent, size
+
 if TYPE_CHECKING:
     from fedfill.data.federation import Federation
     from fedfill.experiment.summary import Result
-    from fedfill.studies.comparison import Comparison, Difference
+    from fedfill.studies.comparison import Comparison
     from fedfill.studies.measure import Measures
     from fedfill.studies.synthesise import Synthesised
 
@@ -66,54 +68,26 @@ def print_result(result: Result) -> None:
 
 def print_comparison(comparison: Comparison) -> None:
     """A row for each algorithm, with means over seeds and differences to the baseline; below what has to be known of it."""
-    from fedfill.experiment.verdicts import uneven
+    from fedfill.studies.comparison_table import table_of
     from fedfill.studies.sweep import sentence
     from fedfill.studies.verdicts import of_comparison
 
     results = [result for row in comparison.rows for result in row.finished]
-    first = comparison.first
-    several = len(comparison.seeds) > 1
-    columns = {"accuracy": "accuracy"}
-    if uneven(first):
-        columns["balanced"] = "balanced_accuracy"
-    if any(row.figure("mean_client_accuracy")[0] is not None for row in comparison.rows):
-        columns["own split"] = "mean_client_accuracy"
-    if any(row.figure("selected_accuracy")[0] is not None for row in comparison.rows):
-        columns["by validation"] = "selected_accuracy"
-    meanings = {
-        "accuracy": "on everyone's test set after the last round, in percent",
-        "balanced": "the same, each class counted alike",
-        "own split": "mean over clients, each on its own test split",
-        "by validation": "on the test set after the round that validation splits chose",
-    }
+    first, shown = comparison.first, table_of(comparison)
     table = Table(
-        title=comparison.title,
+        title=shown.title,
         title_justify="left",
-        caption=f"{'mean ± standard deviation over seeds' if several else 'one seed, so no deviation'}; "
-        + "".join(f"{name}: {meanings[name]}; " for name in columns)
-        + f"- {comparison.baseline.label}: difference of accuracy, seed by seed"
-        f"{', with the 95 % confidence interval of its mean' if several else ''}; traffic: sent up and down",
+        caption="; ".join((*shown.meanings, *shown.budgets)),
         caption_justify="left",
         box=box.SIMPLE_HEAD,
         padding=0,
         collapse_padding=True,
     )
-    table.add_column("algorithm", overflow="fold")
-    versus = comparison.baseline.label.partition(":")[0]
-    for column in (next(iter(columns)), f"- {versus}", *list(columns)[1:], "traffic", "sec."):
+    table.add_column(shown.header[0], overflow="fold")
+    for column in shown.header[1:]:
         table.add_column(column, justify="right", no_wrap=True)
-    for row in comparison.rows:
-        up, down, seconds = (row.figure(name)[0] or 0 for name in ("bytes_up", "bytes_down", "seconds"))
-        whole = None not in row.results
-        accuracy, *others = (percent(*row.figure(name)) for name in columns.values())
-        table.add_row(
-            row.label.replace(":", "\n ").replace(",", "\n "),
-            accuracy if whole else "diverged",
-            _difference(comparison.difference(row, "accuracy")),
-            *others,
-            size(up + down) if whole else "-",
-            f"{seconds:.1f}" if whole else "-",
-        )
+    for label, *cells in shown.rows:
+        table.add_row(label.replace(":", "\n ").replace(",", "\n "), *cells)
     out.print(table)
     out.print()
     _print_fairness(comparison)
@@ -138,9 +112,10 @@ def print_comparison(comparison: Comparison) -> None:
             paragraph(f"{row.label}: {' '.join(totals)}")
     folder = comparison.directory
     tell(f"\nRun directories: {folder}/<algorithm>-seed<seed>")
-    tell(f"Tables: {folder}/table.md, table.tex, table.csv; each run and round: comparison.csv, curves.csv")
+    tell(f"Tables: {folder}/table.md, table.tex, table.csv; all pairs: pairs.csv")
+    tell(f"Each run and round: {folder}/comparison.csv, curves.csv; for 'fedfill report': comparison.json")
     if any(None not in row.results for row in comparison.rows):
-        tell(f"Pictures: {folder}/accuracy.png, {folder}/final.png")
+        tell(f"Pictures: {folder}/accuracy.png, accuracy.svg, accuracy.pdf, final.png, final.svg")
 
 
 def print_measures(measures: Measures) -> None:
@@ -309,32 +284,9 @@ def paragraph(text: str) -> None:
     out.print(text, width=min(out.width, READABLE))
 
 
-def percent(mean: float | None, deviation: float | None) -> str:
-    """A share in percent, with its deviation where there is one."""
-    if mean is None:
-        return "-"
-    return f"{100 * mean:.2f}" if deviation is None else f"{100 * mean:.2f} ± {100 * deviation:.2f}"
-
-
-def _difference(difference: Difference | None) -> str:
-    if difference is None:
-        return "-"
-    mean = f"{100 * difference.mean:+.2f}"
-    return mean if difference.half_width is None else f"{mean} ± {100 * difference.half_width:.2f}"
-
-
 def _variance(mean: float | None) -> str:
     return "-" if mean is None else f"{mean:.1f}"
 
 
 def _share(value: float) -> str:
     return f"{value:.4f}"
-
-
-def size(count: float) -> str:
-    """Bytes as people read them."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000 or unit == "GB":
-            break
-        count /= 1000
-    return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"

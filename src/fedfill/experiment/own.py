@@ -45,7 +45,8 @@ def origins(parts: Mapping[str, Any]) -> dict[str, str]:
     found = {}
     for what, given in parts.items():
         if own_parts.is_reference(given):
-            found[what] = own_parts.absolute(own_parts.split(given)[0], what)
+            bare = what in ("model", "partition")  # these take no settings: none may be lost
+            found[what] = own_parts.absolute(given if bare else own_parts.split(given)[0], what)
         elif not isinstance(given, str) and (origin := own_parts.origin_of(given)):
             found[what] = origin
     return found

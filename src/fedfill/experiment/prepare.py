@@ -23,7 +23,7 @@ from fedfill.engines.allocator import keep_freed_memory
 from fedfill.errors import FedfillError, checked, did_you_mean
 from fedfill.experiment.digest import digest
 from fedfill.experiment.own import Network, made, network_of, origins, partition_of, word_of
-from fedfill.experiment.settings import PYTHON, TABLES, Experiment
+from fedfill.experiment.settings import PYTHON, TABLES, Experiment, refuse_settings
 from fedfill.experiment.start import read_start
 from fedfill.experiment.trial import copied, require_fit, with_lone_samples_noted
 from fedfill.models.layers import with_streams
@@ -304,6 +304,8 @@ def arrange(
     federation: Federation | None = None, needs: Mapping[str, str] | None = None, **options: Any,
 ) -> Prepared:  # fmt: skip
     """The parts of an experiment from the words of `fedfill.run`, or with `federation` in place of data and partition."""
+    if isinstance(algorithm, str):
+        refuse_settings(algorithm)
     kind = find(algorithm) if isinstance(algorithm, str) else as_algorithm(algorithm, repr(algorithm))
     for what, given in (("data", data), ("partition", partition), ("model", model)):
         if given is None:

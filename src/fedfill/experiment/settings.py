@@ -9,7 +9,9 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic.fields import FieldInfo
 
+from fedfill.catalogue import built_in
 from fedfill.errors import FedfillError
+from fedfill.own_parts import entry_points, is_reference
 
 T = TypeVar("T")
 Data = Annotated[T, "data"]
@@ -138,6 +140,30 @@ SIMULATION = _marked("simulation")
 def group_of(field: FieldInfo) -> str:
     """The heading of a field in the help."""
     return next(heading for word, heading in GROUPS.items() if not word or word in field.metadata)
+
+
+def refuse_settings(algorithm: str) -> None:
+    """Refuse a name with settings behind it, which a comparison takes, where one algorithm is asked for.
+
+    Args:
+        algorithm: What was found.
+
+    Raises:
+        FedfillError: Where it is the name of an algorithm with something behind it.
+    """
+    name, colon, rest = algorithm.partition(":")
+    if not colon or is_reference(algorithm) or name not in {*built_in(), *entry_points("algorithms")}:
+        return
+    setting, equals, value = rest.partition(",")[0].partition("=")
+    beside = ""
+    if equals and setting:
+        flag = (
+            f"--{setting.replace('_', '-')} {value}"
+            if setting in Experiment.model_fields
+            else f"--set {setting}={value}"
+        )
+        beside = f", and beside it {flag}, or {setting}={value} in Python"
+    raise FedfillError(f"algorithm: found '{algorithm}'; allowed: {name}{beside}")
 
 
 def over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:

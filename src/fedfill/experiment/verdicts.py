@@ -91,21 +91,22 @@ def uneven(summary: Mapping[str, Any]) -> bool:
     return largest is not None and classes > 1 and largest > UNEVEN / classes
 
 
-def rise(records: Sequence[Mapping[str, Any]], personal: bool = False) -> float | None:
+def rise(records: Sequence[Mapping[str, Any]], own: bool = False) -> float | None:
     """How much the accuracy of the last quarter of the evaluated rounds is above the quarter before.
 
     Args:
         records: Of the rounds.
-        personal: Whether clients have models of their own: then it is the mean on their own test splits, where that is known.
+        own: Whether the mean on the clients' own test splits counts, where it is known, as it does for models of their own.
 
     Returns:
         A difference of shares; None: too few rounds.
     """
     judged = [record for record in records if "accuracy" in record]
-    if personal and all(record.get("mean_client_accuracy") is not None for record in judged):
-        curve = [record["mean_client_accuracy"] for record in judged]
-    else:  # a new last layer after the last round is a jump, and no rise
-        curve = [record.get("accuracy_of_trained_head", record["accuracy"]) for record in judged]
+    # a new last layer after the last round is a jump, and no rise
+    name = "mean_client_accuracy"
+    if not own or any(record.get(name) is None for record in judged):
+        name = "accuracy"
+    curve = [record.get(f"{name}_of_trained_head", record[name]) for record in judged]
     quarter = len(curve) // 4
     if len(curve) < JUDGED:
         return None

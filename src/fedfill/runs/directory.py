@@ -31,12 +31,12 @@ _KEY = 32
 
 
 @contextmanager
-def writing(path: Path, hint: str = "make room or choose another place") -> Iterator[None]:
-    """Turn a failed write below `path` into one sentence, which ends with what the user can do."""
+def writing(path: Path, hint: str = "make room or choose another place", setting: str = "out") -> Iterator[None]:
+    """Turn a failed write below `path` into one sentence, which begins with the setting and ends with what the user can do."""
     try:
         yield
     except OSError as error:
-        raise FedfillError(f"out: can't write {path} ({error.strerror or error}); {hint}") from error
+        raise FedfillError(f"{setting}: can't write {path} ({error.strerror or error}); {hint}") from error
 
 
 def write_atomically(
@@ -288,11 +288,11 @@ class RunDirectory:
         return document
 
 
-def read_toml(path: Path) -> dict[str, Any]:
-    """A TOML document."""
+def read_toml(path: Path, setting: str = "config") -> dict[str, Any]:
+    """A TOML document; a sentence on what is wrong with it begins with the setting."""
     try:
         return tomllib.loads(path.read_text())
     except OSError as error:
-        raise FedfillError(f"config: can't read {path} ({error.strerror})") from error
+        raise FedfillError(f"{setting}: can't read {path} ({error.strerror})") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise FedfillError(f"config: {path} is not TOML ({error})") from error
+        raise FedfillError(f"{setting}: {path} is not TOML ({error})") from error

@@ -17,6 +17,7 @@ from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 from matplotlib.ticker import MaxNLocator
 
 from fedfill.data.samples import Samples
@@ -161,13 +162,19 @@ def image_grid(
     _save(figure, Path(path), "png")  # pixels: drawn lines would not make it sharper
 
 
-def accuracy_curves(curves: Mapping[str, Sequence[Mapping[int, float]]], path: Path | str, title: str = "") -> None:
+def accuracy_curves(
+    curves: Mapping[str, Sequence[Mapping[int, float]]],
+    path: Path | str,
+    title: str = "",
+    formats: Sequence[str] = ("png", "svg"),
+) -> None:
     """A picture of the accuracy per round: a line for the mean over seeds, a band from the lowest to the highest seed.
 
     Args:
         curves: By label, for each seed the accuracies by round, as shares; of a label's seeds the same rounds.
         path: The PNG file to write, with an SVG file beside it; replaced in one step where they exist.
         title: Data set and partition, such as a comparison's title; empty: nothing is said of them.
+        formats: Such as ``"pdf"``; what is no PNG lies beside it.
 
     Raises:
         FedfillError: Where there is nothing to draw.
@@ -204,7 +211,7 @@ def accuracy_curves(curves: Mapping[str, Sequence[Mapping[int, float]]], path: P
     _chart(axes, "round", "accuracy on the test set, percent")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1.01, 1.0))
-    _save(figure, Path(path))
+    _save(figure, Path(path), *formats)
 
 
 def accuracy_bars(
@@ -334,11 +341,14 @@ def _step(items: int, room: int) -> int:
 
 def _save(figure: Figure, path: Path, *formats: str) -> None:
     """Write the picture beside its place and move it there, so that nobody ever sees half a picture; PNG and SVG if not told."""
+    for text in figure.findobj(Text):
+        text.set_parse_math(False)  # a dollar in a name begins no formula
     for kind in formats or ("png", "svg"):
         place = path if kind == "png" else path.with_suffix(f".{kind}")
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{place.name}.", suffix=".tmp")
         # the same picture is the same file: no date, and names within that follow from what is drawn
-        same: dict[str, Any] = {"metadata": {"Date": None}} if kind == "svg" else {}
+        dated = {"svg": "Date", "pdf": "CreationDate"}
+        same: dict[str, Any] = {"metadata": {dated[kind]: None}} if kind in dated else {}
         try:
             with os.fdopen(handle, "wb") as file, rc_context({"svg.hashsalt": "fedfill"}):
                 figure.savefig(file, format=kind, bbox_inches="tight", pad_inches=0.15, **same)

@@ -123,6 +123,7 @@ def stages() -> Iterator[Callable[[str, int], Callable[[str], OnRound]]]:
     stage = ""
     task: TaskID = bar.add_task("", total=None, figure="", left="")
     said: list[str] = []
+    warned: set[str] = set()
 
     def announce(text: str) -> None:
         if live():
@@ -157,6 +158,9 @@ def stages() -> Iterator[Callable[[str, int], Callable[[str], OnRound]]]:
             else:
                 bar.update(task, completed=done, figure=figure, left=after)
             for sentence in record["warnings"]:
+                if sentence in warned:  # runs of a comparison give the same one; each run's rounds.jsonl has it
+                    continue
+                warned.add(sentence)
                 say(f"{label}, {when}: {sentence}", "yellow")
             for lost in record["lost"]:
                 say(f"{label}, {when}: lost client {lost['client']} ({lost['handler']}): {lost['reason']}", "yellow")
@@ -185,7 +189,7 @@ def stages() -> Iterator[Callable[[str, int], Callable[[str], OnRound]]]:
 
 @contextmanager
 def watched(quiet: bool, runs: int = 1) -> Iterator[Callable[[str], OnRound | None]]:
-    """Progress of calls from Python, which is shown where a line can move and nowhere else.
+    """Progress of calls from Python: a line that moves where there can be one; elsewhere, of several runs, a line for each that ends.
 
     Args:
         quiet: Show none.
@@ -194,11 +198,33 @@ def watched(quiet: bool, runs: int = 1) -> Iterator[Callable[[str], OnRound | No
     Yields:
         As `progress` does, or what makes no follower.
     """
-    if quiet or not live():
+    if quiet or (runs == 1 and not live()):
         yield lambda label: None
+    elif not live():
+        yield _ends(runs)
     else:
         with progress(runs) as follow:
             yield follow
+
+
+def _ends(runs: int) -> Callable[[str], OnRound]:
+    """Followers that say when a run has ended."""
+    begun = 0
+
+    def follow(label: str) -> OnRound:
+        nonlocal begun
+        begun += 1
+        number, start = begun, time.monotonic()
+
+        def on_round(record: dict[str, Any], rounds: int) -> None:
+            if record.get("round") == rounds:
+                took = duration(time.monotonic() - start)
+                many = f"{rounds} round{'' if rounds == 1 else 's'}"
+                say(f"{number}/{runs} {label}: {many}, {figure_of(record)}, {took}")
+
+        return on_round
+
+    return follow
 
 
 def both(first: OnRound | None, second: OnRound | None) -> OnRound | None:

@@ -1,9 +1,22 @@
-"""Small tables for notebooks."""
+"""Figures and tables as text: for notebooks, pages and papers. Whatever stands in a cell is text, and no mark-up."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from html import escape
+
+NOTHING = "-"
+"""In place of a figure that there is not."""
+
+_TEX = {
+    "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}", "±": r"$\pm$",
+    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "–": "--", "<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}",
+    "²": r"\textsuperscript{2}",
+}  # fmt: skip
+
+_MARKS = re.compile(r"[\\`*\[\]<>|~$]|&(?=#|\w+;)|(?<![^\W_])_|_(?![^\W_])|^#")
+"""What Markdown would read; an underscore within a word is none, and the first sign of a line may be."""
 
 
 def html_table(caption: str, header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
@@ -25,3 +38,54 @@ def html_table(caption: str, header: Sequence[str], rows: Iterable[Sequence[obje
     return (
         f"<table><caption>{escape(caption)}</caption><thead>{line('th', header)}</thead><tbody>{body}</tbody></table>"
     )
+
+
+def one_line(text: str) -> str:
+    """The same without line breaks and other signs that can't be seen: a name of one's own may hold any."""
+    return " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())
+
+
+def latex(text: str) -> str:
+    """Text as LaTeX shows it."""
+    return "".join(_TEX.get(letter, letter) for letter in one_line(text))
+
+
+def markdown(text: str) -> str:
+    """Text as Markdown shows it, in a cell too."""
+    return _MARKS.sub(lambda match: f"\\{match[0]}", one_line(text))
+
+
+def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1) -> str:
+    """A table in Markdown.
+
+    Args:
+        header: Of the columns.
+        rows: Their cells.
+        left: So many columns are words; the others are figures, and end at the right.
+
+    Returns:
+        A line for each row, below two for the header.
+    """
+    rule = ["---"] * left + ["---:"] * (len(header) - left)
+    lines = [[_cell(cell) for cell in header], rule, *([_cell(cell) for cell in row] for row in rows)]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def _cell(text: str) -> str:
+    return "–" if text == NOTHING else markdown(text)
+
+
+def percent(mean: float | None, deviation: float | None) -> str:
+    """A share in percent, with its deviation where there is one."""
+    if mean is None:
+        return NOTHING
+    return f"{100 * mean:.2f}" if deviation is None else f"{100 * mean:.2f} ± {100 * deviation:.2f}"
+
+
+def size(count: float) -> str:
+    """Bytes as people read them."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000 or unit == "GB":
+            break
+        count /= 1000
+    return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Unpack
@@ -19,9 +20,9 @@ from fedfill.experiment.prepare import Prepared, arrange, split_settings
 from fedfill.experiment.settings import Experiment, over, whole_numbers
 from fedfill.experiment.summary import Result
 from fedfill.options import Shared
-from fedfill.runs.directory import RunDirectory
+from fedfill.runs.directory import RunDirectory, writing
 from fedfill.runs.progress import both, watched
-from fedfill.studies.comparison import Comparison, Row, Sweep
+from fedfill.studies.comparison import RECORD, Comparison, Row, Sweep
 from fedfill.studies.comparison_files import write_files
 from fedfill.studies.run import launch
 from fedfill.studies.sweep import candidates, validated
@@ -56,7 +57,8 @@ def compare(
         partition: As in `fedfill.run`.
         model: As in `fedfill.run`.
         on_run: Called before each run with its label and seed; returns what to call after each of its rounds.
-        quiet: As in `fedfill.run`.
+        quiet: Show no progress. Without it one line moves on a terminal and in a notebook; elsewhere each run that ends is a line on
+            standard error.
         **settings: As in `fedfill.run`; a setting is given to those algorithms that have it.
 
     Returns:
@@ -122,14 +124,21 @@ def plan(
         return arrange(name, data=data, partition=partition, model=model, seed=seed, needs=needs, **given[label])
 
     # everything is checked before anything runs
-    for _, name, own in variants:
-        split_settings(find(name), own)  # an option of the experiment, such as rounds, must be the same for all
+    for label, name, own in variants:
+        _refuse_options(label, own)
+        split_settings(find(name), own)
+    _check_folder(Path(out))
     base = next((k for k, (_, name, _) in enumerate(variants) if name == "fedavg"), 0)
     unlike: dict[str, list[str]] = {}
+    same: dict[str, str] = {}
     for seed in seeds:
         baseline = arranged(*variants[base][:2], seed)
         for label, name, _ in variants:
             prepared = arranged(label, name, seed)
+            if (other := same.setdefault(prepared.digest, label)) != label:
+                raise FedfillError(
+                    f"compare: found '{other}' and '{label}', which are the same algorithm with the same settings; allowed: each once"
+                )
             RunDirectory(_folder(out, label, seed)).check(prepared.digest)
             unlike.setdefault(label, unshared(prepared, baseline))
             if swept and not any(len(client.validation) for client in prepared.federation.clients):
@@ -196,6 +205,29 @@ def _refuse_twice(what: str, items: Sequence[object]) -> None:
         raise FedfillError(f"compare: the {what} '{twice[0]}' is given twice")
 
 
+def _refuse_options(label: str, own: Mapping[str, Any]) -> None:
+    """Refuse what all of a comparison must have in common, such as rounds."""
+    for name in own.keys() & Experiment.model_fields.keys():
+        raise FedfillError(
+            f"{name}: found in '{label}'; allowed: the same for all of a comparison, beside the algorithms: "
+            f"--{name.replace('_', '-')} {own[name]}, or {name}={own[name]} in Python"
+        )
+
+
+def _check_folder(out: Path) -> None:
+    """Refuse a folder with anything else than a comparison, or the runs of one that was stopped."""
+    with writing(out):
+        if out.exists() and not out.is_dir():
+            raise FedfillError(f"out: {out} is a file; choose a folder that is new or holds this comparison")
+        held = sorted(path for path in out.iterdir() if path.suffix != ".tmp") if out.exists() else []
+    strangers = [path.name for path in held if not (path.is_dir() and re.search(r"-seed\d+$", path.name))]
+    if strangers and not (out / RECORD).exists():
+        raise FedfillError(
+            f"out: {out} is not empty and holds no comparison ({strangers[0]} lies there); choose a folder that is new or holds "
+            "this comparison"
+        )
+
+
 def _row(asked: str, labels: Sequence[str], results: Mapping[str, Sequence[Result | None]]) -> Row:
     """The runs of one thing that was asked for: its own, or those of the candidate that validation chooses."""
     if len(labels) == 1:
@@ -248,6 +280,16 @@ def _needs(name: str, options: Mapping[str, Any]) -> tuple[str, ...]:
     """What an algorithm with these options needs in a network."""
     settings, _ = split_settings(find(name), {k: v for k, v in options.items() if k not in Experiment.model_fields})
     return checked(find(name), settings).needs()
+
+
+def taken(names: Sequence[str], options: Mapping[str, Any]) -> dict[str, Any]:
+    """Of the options for all, those that any of these algorithms has."""
+    found = {}
+    for key, value in options.items():
+        with suppress(FedfillError):
+            shared_settings(names, {key: value})
+            found[key] = value
+    return found
 
 
 def shared_settings(names: Sequence[str], options: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     import pandas
 
 RECORD = "comparison.json"
+ALIKE = 1e-9
+"""Deviations of shares below this are rounding, and none."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +81,8 @@ class Difference:
 
     Attributes:
         mean: Of the differences.
-        half_width: Of the 95 % confidence interval of their mean (Student's t over the seeds); None for a single seed.
+        half_width: Of the 95 % confidence interval of their mean (Student's t over the seeds); None for a single seed, and where
+            all seeds differ alike.
     """
 
     mean: float
@@ -87,7 +90,7 @@ class Difference:
 
     @property
     def within_noise(self) -> bool:
-        """Whether the interval holds zero; so does that of a single seed, which has no end."""
+        """Whether the interval holds zero; so does one that has no end."""
         return self.half_width is None or abs(self.mean) <= self.half_width
 
 
@@ -111,13 +114,14 @@ class Comparison:
     notes: tuple[str, ...] = ()
     diverged: tuple[str, ...] = field(default=())
 
-    def difference(self, row: Row, name: str, other: Row | None = None) -> Difference | None:
+    def difference(self, row: Row, name: str, other: Row | None = None, missed: float = 0.05) -> Difference | None:
         """The paired difference of a row's figure to the baseline's.
 
         Args:
             row: Whose.
             name: Of the figure.
             other: A row in place of the baseline.
+            missed: With which probability the interval may miss the mean.
 
         Returns:
             None where a run has no such figure, or the two are the same row.
@@ -126,7 +130,7 @@ class Comparison:
         pairs = list(zip(row.values(name), other.values(name), strict=True))
         if row is other or any(value is None for pair in pairs for value in pair):
             return None
-        return paired_difference([own - base for own, base in pairs])
+        return paired_difference([own - base for own, base in pairs], missed)
 
     def to_frame(self) -> pandas.DataFrame:
         """A line for each run, with algorithm, seed and figures; of one that diverged there are none."""
@@ -171,13 +175,17 @@ class Comparison:
         return f"{first['dataset']}, {first['partition']}, {first['clients']} clients, {rounds}, {seeds}"
 
 
-def paired_difference(differences: Sequence[float]) -> Difference:
-    """Mean and 95 % confidence interval of paired differences."""
+def paired_difference(differences: Sequence[float], missed: float = 0.05) -> Difference:
+    """Mean of paired differences, and the confidence interval that misses theirs with this probability.
+
+    Seeds that all differ alike have no interval: their deviation of zero says that a test set of finite size has so few
+    possible figures, and not that the next seed is known.
+    """
     n = len(differences)
     mean = statistics.fmean(differences)
-    if n < 2:
+    if n < 2 or (deviation := statistics.stdev(differences)) < ALIKE:
         return Difference(mean, None)
-    return Difference(mean, float(stats.t.ppf(0.975, n - 1)) * statistics.stdev(differences) / math.sqrt(n))
+    return Difference(mean, float(stats.t.ppf(1 - missed / 2, n - 1)) * deviation / math.sqrt(n))
 
 
 def record(comparison: Comparison) -> bytes:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 import math
 from collections.abc import Iterable, Sequence
 
 from scipy import stats
 
 from fedfill.runs.directory import write_atomically, writing
-from fedfill.studies.comparison import RECORD, Comparison, Row, record
-from fedfill.studies.verdicts import points
+from fedfill.runs.shown import NOTHING, latex, markdown, markdown_table
+from fedfill.studies.comparison import RECORD, Comparison, Difference, record
+from fedfill.studies.comparison_table import Table, table_of
 from fedfill.training.evaluation import FAIRNESS
 
 FIGURES = (
@@ -19,17 +21,20 @@ FIGURES = (
     "bytes_up", "bytes_down", "train_samples", "seconds",
 )  # fmt: skip
 CURVES = ("accuracy", "loss", "mean_client_accuracy", "worst_client_accuracy", "bytes_up", "bytes_down", "seconds")
+PAIRED = ("accuracy", "mean_client_accuracy")
+"""Figures of which every pair of rows is told."""
 
 
 def write_files(comparison: Comparison) -> None:
-    """Write ``comparison.json``, ``comparison.csv``, ``table.csv``, ``table.md``, ``table.tex``, ``curves.csv`` and the pictures."""
-    folder = comparison.directory
+    """Write ``comparison.json``, the tables and the pictures; docs/comparing.md names all files."""
+    folder, table = comparison.directory, table_of(comparison)
     for name, text in (
         ("comparison.csv", _tidy(comparison)),
         ("table.csv", _table(comparison)),
         ("curves.csv", _curves(comparison)),
-        ("table.md", _markdown(comparison)),
-        ("table.tex", _latex(comparison)),
+        ("pairs.csv", _pairs(comparison)),
+        ("table.md", _markdown(table)),
+        ("table.tex", _latex(table)),
     ):
         write_atomically(folder / name, text.encode())
     write_atomically(folder / RECORD, record(comparison))
@@ -91,64 +96,61 @@ def _curves(comparison: Comparison) -> str:
     )
 
 
-def _cells(comparison: Comparison, plus_minus: str) -> tuple[list[str], list[list[str]]]:
-    """Header and rows of a table for a paper: percent, mean and standard deviation; differences with their 95 % interval."""
+def _pairs(comparison: Comparison) -> str:
+    """One line for each pair of rows and figure: the paired difference, its 95 % interval, and that which holds for all pairs together.
 
-    def mean(row: Row, name: str) -> str:
-        value, deviation = row.figure(name)
-        if value is None:
-            return "diverged" if None in row.results else "–"
-        return f"{100 * value:.2f}" + ("" if deviation is None else f" {plus_minus} {100 * deviation:.2f}")
+    The second one is Bonferroni's: each of m intervals holds with 1 - .05/m, so that all of them hold with .95 or more.
+    """
+    pairs = list(itertools.combinations(comparison.rows, 2))
 
-    def difference(row: Row) -> str:
-        found = comparison.difference(row, "accuracy")
-        return "–" if found is None else points(found).replace("±", plus_minus)
+    def lines() -> Iterable[Sequence[object]]:
+        for name in PAIRED:
+            for row, other in pairs:
+                found = comparison.difference(row, name, other)
+                wide = comparison.difference(row, name, other, missed=0.05 / len(pairs))
+                if found is not None and wide is not None:
+                    yield row.label, other.label, name, found.mean, *_ends(found), *_ends(wide), len(row.results)
 
-    def traffic(row: Row) -> str:
-        up, down = row.figure("bytes_up")[0], row.figure("bytes_down")[0]
-        return "–" if up is None or down is None else f"{(up + down) / 1e6:.1f}"
-
-    header = ["algorithm", "everyone's test set", "own split", f"against {comparison.baseline.label}", "MB", "seeds"]
-    rows = [
-        [
-            row.label,
-            mean(row, "accuracy"),
-            mean(row, "mean_client_accuracy"),
-            difference(row),
-            traffic(row),
-            str(len(row.results)),
-        ]
-        for row in comparison.rows
-    ]
-    return header, rows
+    return _csv(("algorithm", "other", "figure", "mean", "low", "high", "low_of_all", "high_of_all", "n"), lines())
 
 
-def _markdown(comparison: Comparison) -> str:
-    header, rows = _cells(comparison, "±")
-    # a bar in a cell would begin the next one
-    lines = [
-        [cell.replace("|", "\\|") for cell in line] for line in (header, ["---"] + ["---:"] * (len(header) - 1), *rows)
-    ]
-    return f"{comparison.title}\n\n" + "".join(f"| {' | '.join(line)} |\n" for line in lines)
+def _ends(found: Difference) -> tuple[object, object]:
+    half = found.half_width
+    return ("", "") if half is None else (found.mean - half, found.mean + half)
 
 
-_TEX = {
-    "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
-    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "–": "--", "<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}",
-}  # fmt: skip
+def _markdown(table: Table) -> str:
+    notes = [_sentence("; ".join((*table.meanings, *table.budgets))), *map(_sentence, table.footnotes)]
+    lines = "".join(f"* {markdown(note)}\n" for note in notes)
+    return f"{markdown(table.title)}\n\n{markdown_table(table.header, table.rows)}\n{lines}"
 
 
-def _latex(comparison: Comparison) -> str:
-    """A table for the package booktabs."""
-    header, rows = _cells(comparison, "±")
+def _latex(table: Table) -> str:
+    """A table for the package booktabs, and below it what has to be known of it."""
 
     def line(cells: Sequence[str]) -> str:
-        escaped = ("".join(_TEX.get(letter, letter) for letter in cell).replace("±", r"$\pm$") for cell in cells)
-        return " & ".join(escaped) + r" \\"
+        return " & ".join("--" if cell == NOTHING else latex(cell) for cell in cells) + r" \\"
 
-    title = "".join(_TEX.get(letter, letter) for letter in comparison.title)
-    body = [r"\toprule", line(header), r"\midrule", *map(line, rows), r"\bottomrule"]
-    return "\n".join([f"% {title}", rf"\begin{{tabular}}{{l{'r' * (len(header) - 1)}}}", *body, r"\end{tabular}", ""])
+    body = [r"\toprule", line(table.header), r"\midrule", *map(line, table.rows), r"\bottomrule"]
+    first = f"{table.title}: {'; '.join((*table.meanings, *table.budgets))}."
+    notes = [first, *map(_sentence, table.footnotes)]
+    return "\n".join(
+        [
+            rf"\begin{{tabular}}{{l{'r' * (len(table.header) - 1)}}}",
+            *body,
+            r"\end{tabular}",
+            "",
+            r"\medskip",
+            r"{\footnotesize",
+            *map(latex, notes),
+            r"\par}",
+            "",
+        ]
+    )
+
+
+def _sentence(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:]}".rstrip(".") + "."
 
 
 def _draw(comparison: Comparison) -> None:
@@ -166,5 +168,5 @@ def _draw(comparison: Comparison) -> None:
     curves = {row.label: [result.curve for result in row.finished] for row in whole}
     finals = {row.label: (row.values("accuracy"), row.values("worst_client_accuracy")) for row in whole}
     with writing(folder):
-        accuracy_curves(curves, folder / "accuracy.png", comparison.title)
+        accuracy_curves(curves, folder / "accuracy.png", comparison.title, ("png", "svg", "pdf"))
         accuracy_bars(finals, folder / "final.png", comparison.title)

@@ -71,7 +71,7 @@ def export(
     suffixes = [suffix for suffix, wanted in (("pt2", pt2), ("onnx", onnx)) if wanted]
     samples = _samples(saved, place, data, data_dir, suffixes[-1]) if suffixes else None
     card: dict[str, Any] = {**saved.card, "weights": [], "programs": []}
-    with writing(target):
+    with writing(target, setting="to"):
         target.mkdir(parents=True, exist_ok=True)
         for left in target.glob(".export-*"):  # by a process that was killed
             shutil.rmtree(left)

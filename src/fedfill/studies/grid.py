@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from fedfill.errors import FedfillError, checked
 from fedfill.experiment.loop import OnRound
 from fedfill.runs.directory import read_toml, write_atomically
+from fedfill.runs.shown import markdown_table, percent
 from fedfill.studies.compare import carry_out, plan
 from fedfill.studies.comparison import Comparison
 from fedfill.studies.comparison_files import FIGURES
@@ -64,20 +65,29 @@ def read_grid(path: str | Path) -> Grid:
     Raises:
         FedfillError: Where it can't be read, or something in it is not allowed.
     """
-    grid = checked(Grid, read_toml(Path(path)), "grid")
+    try:
+        grid = checked(Grid, read_toml(Path(path), "grid"), "key")
+        _check(grid)
+    except FedfillError as error:
+        words = str(error)
+        raise FedfillError(words if str(path) in words else f"grid: in {path}, {words}") from None
+    return grid
+
+
+def _check(grid: Grid) -> None:
+    """Refuse what no grid may have."""
     for table, names in (("options", grid.options), ("grid", grid.grid)):
         for name in NOT_OPTIONS:
             if name in names:
                 raise FedfillError(
-                    f"grid: found {name} in [{table}]; allowed: options of an experiment and settings, with algorithms and seeds "
+                    f"found {name} in [{table}]; allowed: options of an experiment and settings, with algorithms and seeds "
                     "above the tables"
                 )
     for name, values in grid.grid.items():
         if not values or any(value in values[:k] for k, value in enumerate(values)):
-            raise FedfillError(f"grid: found {values} for {name}; allowed: values that differ, at least one")
+            raise FedfillError(f"found {values} for {name}; allowed: values that differ, at least one")
         if name in grid.options:
-            raise FedfillError(f"grid: found {name} in [options] and in [grid]; allowed: one of the two")
-    return grid
+            raise FedfillError(f"found {name} in [options] and in [grid]; allowed: one of the two")
 
 
 def combinations(grid: Grid) -> list[dict[str, Any]]:
@@ -90,6 +100,7 @@ def run_grid(
     *,
     out: str | Path = "runs/grid",
     on_run: Callable[[str, int], OnRound | None] | None = None,
+    quiet: bool = False,
     **options: Any,
 ) -> list[Cell]:
     """Run every comparison of a grid; those that are finished are read.
@@ -98,6 +109,7 @@ def run_grid(
         path: The TOML file.
         out: Folder of the comparisons, with ``grid.csv`` and ``grid.md``.
         on_run: Called before each run with its label and seed; returns what to call after each of its rounds.
+        quiet: As in `fedfill.compare`.
         **options: Further options, over those of the file.
 
     Returns:
@@ -124,7 +136,7 @@ def run_grid(
         def follow(label: str, seed: int, words: str = words) -> OnRound | None:
             return on_run(f"{words}: {label}", seed) if on_run is not None else None
 
-        cells.append(Cell(named[words], carry_out(planned, follow, quiet=True)))
+        cells.append(Cell(named[words], carry_out(planned, follow, quiet)))
         # after each, so that a grid that is stopped has its first figures
         write_atomically(folder / "grid.csv", _csv(cells).encode())
         write_atomically(folder / "grid.md", markdown(cells).encode())
@@ -165,16 +177,16 @@ def markdown(cells: Sequence[Cell], figure: str = "accuracy") -> str:
         The table. What validation chose may differ from line to line, and stands in the cell.
     """
     asked = [row.label if row.sweep is None else row.sweep.asked for row in cells[0].comparison.rows]
-    lines = [[*cells[0].values, *asked], ["---"] * len(cells[0].values) + ["---:"] * len(asked)]
+    lines = []
     for cell in cells:
         line = [str(value) for value in cell.values.values()]
         for row in cell.comparison.rows:
-            mean, deviation = row.figure(figure)
-            text = (
-                "–"
-                if mean is None
-                else f"{100 * mean:.2f}" + ("" if deviation is None else f" ± {100 * deviation:.2f}")
-            )
+            text = "diverged" if None in row.results else percent(*row.figure(figure))
             line.append(text if row.sweep is None else f"{text} ({row.label.partition(':')[2]})")
         lines.append(line)
-    return "".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |\n" for line in lines)
+    of = f"{len(cells[0].comparison.seeds)} seeds" if len(cells[0].comparison.seeds) > 1 else "one seed"
+    what = figure.replace("_", " ")
+    return (
+        markdown_table([*cells[0].values, *asked], lines, left=len(cells[0].values))
+        + f"\n{what[:1].upper()}{what[1:]} in percent: mean ± standard deviation over {of}.\n"
+    )

@@ -62,7 +62,7 @@ class Recommendation:
 
     Attributes:
         label: The method, with its settings.
-        sure: ``yes``, ``no`` (within the noise) or ``one seed``.
+        sure: ``yes``, ``no`` (within the noise, or the same on every seed) or ``one seed``.
         sentences: Why, how sure, at which cost, with which guarantee; each with figures, the first one to be read alone.
     """
 
@@ -113,7 +113,9 @@ def _of_row(row: Row, goal: Goal) -> list[Candidate]:
     found = []
     rises = [
         value
-        for value in (rise(result.rounds, result.summary.get("personal", False)) for result in row.finished)
+        for value in (
+            rise(result.rounds, goal == "own" or result.summary.get("personal", False)) for result in row.finished
+        )
         if value is not None
     ]
     for k, (validation, accuracy, own, label) in enumerate(judged):
@@ -212,7 +214,9 @@ def _compared(chosen: Candidate, others: Sequence[Candidate]) -> tuple[str, list
         sure = "no" if ahead.within_noise else "yes"
     how = {
         "yes": "more than chance",
-        "no": f"within the noise of {seeds} seeds",
+        "no": f"within the noise of {seeds} seeds"
+        if ahead.half_width is not None
+        else "the same on every seed, from which nothing follows of chance",
         "one seed": "of one seed, so chance may decide",
     }
     alike = f"; as the two are alike ({100 * ALIKE:.1f} points), the one that costs less was taken"

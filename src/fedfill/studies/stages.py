@@ -10,9 +10,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from fedfill.algorithms import parse_variant
 from fedfill.errors import FedfillError
 from fedfill.experiment.loop import OnRound
-from fedfill.studies.compare import compare
+from fedfill.studies.compare import compare, taken
 from fedfill.studies.comparison import Comparison
 from fedfill.studies.recommend import Candidate, ranked
 from fedfill.studies.rules import REFERENCES, SUMS, TRAINED, Entry
@@ -56,6 +57,7 @@ class Stages:
     on_run: OnRun | None
     on_stage: Callable[[str, int], None] | None
     options: Mapping[str, Any]
+    quiet: bool = False
     timed: list[tuple[float, float]] = field(default_factory=list)
     """Of each stage in this call its seconds, and those of a run beside its rounds."""
 
@@ -85,9 +87,10 @@ class Stages:
             seeds=seeds,
             out=self.folder / name,
             on_run=self.on_run,
+            quiet=self.quiet,
             rounds=rounds,
             evaluate_every=max(1, every),
-            **self.options,
+            **taken([parse_variant(label)[0] for label in labels], self.options),
         )
         took, seconds = time.monotonic() - begun, [r.summary["seconds"] for row in found.rows for r in row.finished]
         self.timed.append((took, max(0.0, took - sum(seconds)) / max(1, len(seconds))))

@@ -20,7 +20,7 @@ from fedfill.experiment.settings import Experiment, over, whole_numbers
 from fedfill.options import Shared
 from fedfill.runs.directory import to_json, write_atomically
 from fedfill.runs.shown import html_table
-from fedfill.studies.compare import shared_settings
+from fedfill.studies.compare import shared_settings, taken
 from fedfill.studies.comparison import Comparison
 from fedfill.studies.look import Look, look
 from fedfill.studies.recommend import Asked, Candidate, Recommendation, candidates, choose, document, recommend
@@ -138,11 +138,12 @@ def study(
         seeds: Of the last stage; the screening takes the first.
         goal: Where the model will be used: ``everyone`` (samples like those of all clients), ``own`` (each client's own, where
             personal models may serve) or ``auto`` (own where clients' inputs look different).
-        budget: Seconds, or ``"90s"``, ``"10m"``, ``"2h"``: rounds and seeds are fewer where they would take longer; None: no limit.
+        budget: Seconds, or ``"90s"``, ``"10m"``, ``"2h"``: rounds and seeds are fewer where they would take longer; None: no limit. It is a wish: a run
+            that began is finished, and methods on sums run whole.
         out: Folder of the stages.
         on_run: Called before each run with its label and seed; returns what to call after each of its rounds.
         on_stage: Called before each stage with its name and its number of runs.
-        quiet: As in `fedfill.run`.
+        quiet: As in `fedfill.compare`.
         **settings: As in `fedfill.run`: ``rounds`` (50) are those of the last stage; ``target_epsilon`` leaves those methods
             alone that give a guarantee.
 
@@ -189,7 +190,7 @@ def study(
     beside, _ = _suitable(() if private else REFERENCES, numbers[0], given)
     if held is None:
         write_atomically(folder / RECORD, to_json({"version": __version__, "request": request}))
-    stages = Stages(folder, numbers, on_run, on_stage, {**given, "quiet": quiet})
+    stages = Stages(folder, numbers, on_run, on_stage, given, quiet)
 
     plan = plan_of(held) if held is not None else None
     probed = None if plan or seconds is None or private else stages.seconds_per_round()
@@ -259,23 +260,31 @@ def study(
 def _suitable(tried: Sequence[Entry], seed: int, given: Mapping[str, Any]) -> tuple[list[Entry], dict[str, str]]:
     """Those methods that can take what all are given, and why the others can't; where none can, the first one's refusal is raised."""
     options = {name: value for name, value in given.items() if name not in ("data", "partition", "model")}
+    if any(entry in REFERENCES for entry in tried):  # what the methods alone have is no slip
+        options = taken([parse_variant(entry.label)[0] for entry in tried], options)
     variants = {entry.label: parse_variant(entry.label) for entry in tried}
     shared = shared_settings([name for name, _ in variants.values()], options) if variants else {}
     fit: list[Entry] = []
-    refusals: dict[str, FedfillError] = {}
+    refusals: dict[str, str] = {}
+    first: dict[str, str] = {}
+    refusal: FedfillError | None = None
     for entry in tried:
         name, own = variants[entry.label]
         try:
-            arrange(
+            prepared = arrange(
                 name, data=given["data"], partition=given["partition"], model=given["model"], seed=seed, needs={},
                 **over(shared[name], own),
             )  # fmt: skip
-            fit.append(entry)
         except FedfillError as error:
-            refusals[entry.label] = error
-    if refusals and not fit:
-        raise next(iter(refusals.values()))
-    return fit, {label: f"it can't take these settings ({error})" for label, error in refusals.items()}
+            refusals[entry.label], refusal = f"it can't take these settings ({error})", refusal or error
+            continue
+        if (other := first.setdefault(prepared.digest, entry.label)) == entry.label:
+            fit.append(entry)
+        else:
+            refusals[entry.label] = f"with these settings it is {other}"
+    if refusal is not None and not fit:
+        raise refusal
+    return fit, refusals
 
 
 def references_of(

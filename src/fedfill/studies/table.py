@@ -140,7 +140,7 @@ def read_table(folder: Path) -> TableFile:
 
     Slips are found here that would otherwise show when the first run has ended.
     """
-    table = checked(TableFile, read_toml(folder / "table.toml"), "table.toml")
+    table = checked(TableFile, read_toml(folder / "table.toml", "table"), "table.toml")
     names = [row.name for row in table.rows]
     if twice := [name for k, name in enumerate(names) if name in names[:k]]:
         raise FedfillError(f"rows: the name '{twice[0]}' is given twice")

@@ -24,53 +24,57 @@ def numbers(record: Mapping[str, Any]) -> dict[str, float]:
     return found if epsilon is None else {**found, "epsilon": float(epsilon)}
 
 
-def tensorboard(label: str, folder: Path) -> OnRound:
+Begun = tuple[Callable[[dict[str, float], int], None], Callable[[], None]]
+"""What writes the figures of a round, and what ends the run."""
+
+
+def tensorboard(label: str, folder: Path) -> Begun:
     """Event files for ``tensorboard --logdir``, in `folder`."""
     writer = import_module("torch.utils.tensorboard").SummaryWriter(str(folder / label))
 
-    def on_round(record: dict[str, Any], rounds: int) -> None:
-        if "round" in record:
-            for name, value in numbers(record).items():
-                writer.add_scalar(name, value, record["round"])
-            writer.flush()
+    def write(figures: dict[str, float], number: int) -> None:
+        for name, value in figures.items():
+            writer.add_scalar(name, value, number)
+        writer.flush()
 
-    return on_round
+    return write, writer.close
 
 
-def mlflow(label: str, folder: Path) -> OnRound:
+def mlflow(label: str, folder: Path) -> Begun:
     """A run of MLflow, where its own settings (MLFLOW_TRACKING_URI) say; `folder` stays empty."""
     package = import_module("mlflow")
-    client, begun = package.MlflowClient(), list[str]()
+    client = package.MlflowClient()  # no run is ever the process's active one
+    place = package.set_experiment("fedfill").experiment_id
+    run = client.create_run(place, run_name=label).info.run_id
 
-    def on_round(record: dict[str, Any], rounds: int) -> None:
-        if "round" in record:
-            if not begun:  # a run that is only read has no rounds, and no run is ever the process's active one
-                place = package.set_experiment("fedfill").experiment_id
-                begun.append(client.create_run(place, run_name=label).info.run_id)
-            for name, value in numbers(record).items():
-                client.log_metric(begun[0], name, value, step=record["round"])
-            if record["round"] == rounds:
-                client.set_terminated(begun[0])
+    def write(figures: dict[str, float], number: int) -> None:
+        for name, value in figures.items():
+            client.log_metric(run, name, value, step=number)
 
-    return on_round
+    return write, lambda: client.set_terminated(run)
 
 
-def wandb(label: str, folder: Path) -> OnRound:
+def wandb(label: str, folder: Path) -> Begun:
     """A run of Weights & Biases, where its own settings (WANDB_MODE, WANDB_PROJECT) say."""
     folder.mkdir(parents=True, exist_ok=True)
     run = import_module("wandb").init(name=label, dir=str(folder), reinit="finish_previous")
-
-    def on_round(record: dict[str, Any], rounds: int) -> None:
-        if "round" in record:
-            run.log(numbers(record), step=record["round"])
-            if record["round"] == rounds:
-                run.finish()
-
-    return on_round
+    return lambda figures, number: run.log(figures, step=number), run.finish
 
 
-TRACKERS: dict[str, Callable[[str, Path], OnRound]] = {"tensorboard": tensorboard, "mlflow": mlflow, "wandb": wandb}
+TRACKERS: dict[str, Callable[[str, Path], Begun]] = {"tensorboard": tensorboard, "mlflow": mlflow, "wandb": wandb}
 """By the names that ``--track`` takes; the packages are extras of the same names."""
+
+
+def require(tracker: str) -> None:
+    """Refuse a tracker that is unknown, or whose package is not installed."""
+    if tracker not in TRACKERS:
+        raise FedfillError(f"track: found '{tracker}'; {did_you_mean(tracker, TRACKERS)}")
+    try:
+        import_module(tracker)
+    except ImportError as error:
+        raise FedfillError(
+            f"track: {tracker} needs a package that is not installed ({error}); allowed after pip install 'fedfill[{tracker}]'"
+        ) from error
 
 
 def track(tracker: str, label: str, folder: str | Path = "runs/tracked") -> OnRound:
@@ -87,13 +91,18 @@ def track(tracker: str, label: str, folder: str | Path = "runs/tracked") -> OnRo
     Raises:
         FedfillError: Where the tracker is unknown, or its package is not installed.
     """
-    if tracker not in TRACKERS:
-        raise FedfillError(f"track: found '{tracker}'; {did_you_mean(tracker, TRACKERS)}")
-    try:
-        import_module(tracker)
-    except ImportError as error:
-        raise FedfillError(
-            f"track: {tracker} needs a package that is not installed ({error}); allowed after pip install 'fedfill[{tracker}]'"
-        ) from error
+    require(tracker)
     name = label.replace(":", "-").replace(",", "-").replace(" ", "-").replace("/", "-")
-    return TRACKERS[tracker](name, Path(folder) / tracker)
+    begun: list[Begun] = []
+
+    def on_round(record: dict[str, Any], rounds: int) -> None:
+        if "round" not in record:
+            return
+        if not begun:  # a run that is only read has no rounds, and leaves no trace
+            begun.append(TRACKERS[tracker](name, Path(folder) / tracker))
+        write, end = begun[0]
+        write(numbers(record), record["round"])
+        if record["round"] == rounds:
+            end()
+
+    return on_round

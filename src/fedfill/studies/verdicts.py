@@ -33,6 +33,14 @@ def of_comparison(comparison: Comparison) -> tuple[Verdict, ...]:
                 f"one seed ({comparison.seeds[0]}) tells nothing of chance: another one may turn the order round; repeat with --seeds 0,1,2",
             )
         )
+    if several and (alike := _alike(comparison, whole)):
+        found.append(
+            Verdict(
+                WITHIN_NOISE,
+                f"as accurate as {comparison.baseline.label} on every seed: {alike}; they do the same here, or the test set is too small to "
+                "tell them apart",
+            )
+        )
     if several and (noisy := _within_noise(comparison, whole)):
         found.append(
             Verdict(
@@ -61,6 +69,8 @@ def _highest(comparison: Comparison, whole: Sequence[Row]) -> list[Verdict]:
     sure = ""
     if ahead is not None and ahead.half_width is not None:
         sure = ", which is within the noise" if ahead.within_noise else ", which is more than chance"
+    elif ahead is not None and len(comparison.seeds) > 1:
+        sure = ", the same on every seed, from which nothing follows of chance"
     text = f"{first.label} is highest on everyone's test set: {100 * (first.figure('accuracy')[0] or 0):.2f} percent"
     if ahead is not None:
         text += f", {points(ahead)} points over {second.label}{sure}"
@@ -72,7 +82,15 @@ def _within_noise(comparison: Comparison, whole: Sequence[Row]) -> str:
     return ", ".join(
         f"{label} {points(difference)}"
         for label, difference in differences
-        if difference is not None and difference.within_noise
+        if difference is not None and difference.half_width is not None and difference.within_noise
+    )
+
+
+def _alike(comparison: Comparison, whole: Sequence[Row]) -> str:
+    """Rows with the baseline's accuracy on every seed."""
+    base = comparison.baseline
+    return ", ".join(
+        row.label for row in whole if row is not base and row.values("accuracy") == base.values("accuracy")
     )
 
 
