@@ -22,10 +22,9 @@ from fedfill import __version__, tree
 from fedfill.data import sources
 from fedfill.data.inputs import Inputs
 from fedfill.data.objects import from_python
-from fedfill.errors import FedfillError, checked, first_line
+from fedfill.errors import FedfillError, Kept, checked, first_line, path_of
 from fedfill.experiment.settings import PYTHON
 from fedfill.experiment.start import BESIDE, is_personal, network_settings
-from fedfill.experiment.summary import Result
 from fedfill.experiment.trial import copied
 from fedfill.models.networks import ModelSettings, build
 from fedfill.runs.directory import RunDirectory
@@ -35,8 +34,8 @@ from fedfill.studies.finished import account_of
 from fedfill.studies.model import Model
 from fedfill.tree import Weights
 
-Run = str | Path | Result
-"""A run directory, or what `fedfill.run` returned."""
+Run = str | Path | Kept
+"""A run directory, or what `fedfill.run` returned; where a model is read, also what `fedfill.export` wrote or returned."""
 
 
 @dataclass(frozen=True)
@@ -104,11 +103,6 @@ class Saved:
             ) from error
 
 
-def folder_of(run: Run) -> Path:
-    """Where it lies."""
-    return run.directory if isinstance(run, Result) else Path(run).expanduser()
-
-
 def saved_at(place: Run) -> Saved:
     """The models in a folder, which is an export or a run directory.
 
@@ -121,7 +115,7 @@ def saved_at(place: Run) -> Saved:
     Raises:
         FedfillError: Where it is neither, or what it holds is damaged, unfinished or of a newer fedfill.
     """
-    path = folder_of(place)
+    path = path_of("directory", place, "a folder of fedfill.export, a run directory, or what fedfill.run returned")
     if (path / CARD).is_file():
         return _of_export(path)
     if (path / "experiment.toml").is_file():
