@@ -125,5 +125,5 @@ def test_words_for_what_was_given() -> None:
     assert shown(None) == "None"
     assert shown(np.zeros(3)) == "a value of type ndarray"
     assert shown(["long"] * 100) == "a value of type list"
-    with pytest.raises(FedfillError, match="^out: "):
+    with pytest.raises(FedfillError, match=r"^out: "):
         path_of("out", "~nobody-of-this-name/x")

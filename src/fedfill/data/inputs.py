@@ -14,6 +14,7 @@ from PIL import Image
 from torch import Tensor
 
 from fedfill.data.folders import IMAGE_SUFFIXES
+from fedfill.data.frames import as_arrow, is_frame
 from fedfill.data.images import fitted
 from fedfill.data.parquet import IMAGE_COLUMNS
 from fedfill.data.tables import Columns, read_rows, rows_of
@@ -328,14 +329,12 @@ class Reader:
         import pyarrow as pa
 
         try:
-            if isinstance(data, pa.Table):
-                table = data
+            if is_frame(data):
+                table = as_arrow(data, "data")
             elif isinstance(data, Mapping):
                 table = pa.table(dict(data))
             elif isinstance(data, list) and data and all(isinstance(row, Mapping) for row in data):
                 table = pa.Table.from_pylist([dict(row) for row in data])
-            elif hasattr(data, "columns") and hasattr(data, "iloc"):
-                table = pa.Table.from_pandas(data, preserve_index=False)
             else:
                 raise FedfillError(
                     f"data: found {shown(data)}, and the model takes {self.inputs.words}; allowed: paths, a pandas DataFrame, a "
