@@ -47,6 +47,16 @@ class Columns:
     deviation: tuple[float, ...] = ()
 
     @property
+    def told(self) -> tuple[str, ...]:
+        """What is known of the records by these columns, in a sentence for an account of privacy; none without columns."""
+        if not (self.numbers or self.words):
+            return ()
+        return (
+            "The means, deviations and words of the table's columns, by which inputs are scaled, come from its records without "
+            "noise, and are not in the account.",
+        )
+
+    @property
     def size(self) -> int:
         """Inputs that a row becomes."""
         return len(self.numbers) + sum(map(len, self.words.values()))

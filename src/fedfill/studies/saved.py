@@ -340,12 +340,7 @@ def _run(document: Mapping[str, Any], summary: Mapping[str, Any]) -> dict[str, A
 def _privacy(document: Mapping[str, Any], summary: Mapping[str, Any], inputs: Inputs, personal: bool) -> dict[str, Any]:
     """The run's account, and what a model tells beside what the account speaks of."""
     account = account_of(document, summary, "this model")
-    beside = []
-    if inputs.columns is not None and (inputs.columns.numbers or inputs.columns.words):
-        beside.append(
-            "The means, deviations and words of the table's columns, by which inputs are scaled, come from its records without "
-            "noise, and are not in the account."
-        )
+    beside = [] if inputs.columns is None else [*inputs.columns.told]
     if personal:
         beside.append(
             "The account speaks of what left each client in training. A client's own model was trained on its records beyond that: "
