@@ -20,6 +20,7 @@ __all__ = [
     "__version__",
     "audit",
     "compare",
+    "dataset",
     "export",
     "load",
     "measure",
@@ -39,6 +40,7 @@ _HOME = {
     "Result": "fedfill.experiment.summary",
     "audit": "fedfill.studies.audit",
     "compare": "fedfill.studies.compare",
+    "dataset": "fedfill.data.objects",
     "export": "fedfill.studies.export",
     "load": "fedfill.studies.use",
     "measure": "fedfill.studies.measure",
@@ -52,6 +54,7 @@ _HOME = {
 }
 
 if TYPE_CHECKING:
+    from fedfill.data.objects import dataset
     from fedfill.errors import FedfillError
     from fedfill.experiment.settings import Experiment
     from fedfill.experiment.summary import Result

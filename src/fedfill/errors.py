@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import difflib
+import os
 from collections.abc import Iterable, Mapping
-from typing import Any, TypeVar, get_args
+from pathlib import Path
+from typing import Any, Protocol, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
 
@@ -52,6 +54,64 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     names = sorted(known)
     near = difflib.get_close_matches(word, names, n=1)
     return f"did you mean '{near[0]}'?" if near else f"allowed: {', '.join(names)}"
+
+
+A_RUN = "a run directory, or what fedfill.run returned"
+A_FUNCTION = "a function, or None"
+
+
+class Kept(Protocol):
+    """What lies in a folder: what `fedfill.run`, `compare`, `study` and `export` return."""
+
+    @property
+    def directory(self) -> Path:
+        """The folder."""
+
+
+def expect(setting: str, found: Any, kinds: Any, allowed: str) -> None:
+    """Refuse an argument of another kind.
+
+    Args:
+        setting: Its name.
+        found: What was given.
+        kinds: As for `isinstance`.
+        allowed: In words.
+
+    Raises:
+        FedfillError: Where it is none of these.
+    """
+    if not isinstance(found, kinds):
+        raise FedfillError(f"{setting}: found {shown(found)}; allowed: {allowed}")
+
+
+def shown(found: Any) -> str:
+    """What was given, in a few words: a large thing by its kind alone."""
+    text = "..." if hasattr(found, "__array__") else repr(found)
+    short = len(text) <= 60 and "\n" not in text and text != "..."
+    return text if short else f"a value of type {type(found).__name__}"
+
+
+def path_of(setting: str, found: str | os.PathLike[str] | Kept, allowed: str = "a text or a Path") -> Path:
+    """Where something lies or shall lie.
+
+    Args:
+        setting: The name of the argument.
+        found: A path, or what lies in a folder; ``~`` is the user's own.
+        allowed: In words.
+
+    Returns:
+        The path.
+
+    Raises:
+        FedfillError: Where it is neither.
+    """
+    path: Any = getattr(found, "directory", found)
+    if not isinstance(path, str | os.PathLike):
+        expect(setting, found, str | os.PathLike, allowed)
+    try:
+        return Path(path).expanduser()
+    except (RuntimeError, TypeError) as error:  # a user who is unknown; a path of bytes
+        raise FedfillError(f"{setting}: can't look for {path!r} ({error}); allowed: {allowed}") from error
 
 
 def checked(kind: type[B], values: Mapping[str, Any], what: str = "setting") -> B:

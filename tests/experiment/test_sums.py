@@ -245,3 +245,20 @@ def test_a_table_of_numbers_and_words(tmp_path: Path) -> None:
     kept = made[2].summary["privacy"]
     assert kept["total_epsilon_added"] == pytest.approx(20, rel=1e-6)
     assert RunDirectory(made[2].directory).read_checkpoint() is not None
+
+
+def test_the_scaling_of_a_table_is_named_beside_a_guarantee(tmp_path: Path) -> None:
+    (tmp_path / "people.csv").write_text("age,label\n" + "".join(f"{k},{'ab'[k % 2]}\n" for k in range(200)))
+    inputs, labels = np.arange(200.0)[:, None] / 200, np.arange(200) % 2
+    given: dict[str, Any] = {"clients": 2, "partition": "iid", "workers": 1, "target_epsilon": 5.0}
+    table = fedfill.run("fedcgs", data=str(tmp_path / "people.csv"), out=tmp_path / "table", **given).summary["privacy"]
+    (sentence,) = table["not_in_the_account"]
+    assert "means, deviations" in sentence
+    assert table["statement"].endswith(sentence)
+    assert table["total_epsilon_added"] is not None
+    arrays = fedfill.run("fedcgs", data=(inputs, labels), out=tmp_path / "arrays", **given).summary["privacy"]
+    assert arrays["not_in_the_account"] == []
+    plain = fedfill.run(
+        "fedavg", data=str(tmp_path / "people.csv"), clients=2, rounds=1, workers=1, out=tmp_path / "plain"
+    )
+    assert sentence not in plain.summary["privacy"]["statement"]  # there is no guarantee that it could spoil

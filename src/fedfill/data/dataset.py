@@ -248,6 +248,30 @@ def check_labels(labels: np.ndarray[Any, Any], names: tuple[str, ...] | None, wh
         )
 
 
+def numbered(
+    labels: np.ndarray[Any, Any], names: Sequence[str], where: str, given: bool = False
+) -> np.ndarray[Any, Any]:
+    """The indices of labels that are words.
+
+    Args:
+        labels: ``[n]``.
+        names: The classes in the order of their indices.
+        where: The beginning of an error sentence.
+        given: Whether the user named the classes; else the training samples did.
+
+    Returns:
+        ``[n]`` int64.
+
+    Raises:
+        FedfillError: Where a word names no class.
+    """
+    index = {name: number for number, name in enumerate(names)}
+    if len(strange := np.setdiff1d(labels, names)):
+        whose = f"class_names lacks: {', '.join(names)}" if given else "the training samples don't have"
+        raise FedfillError(f"{where} has a class '{strange[0]}' that {whose}")
+    return np.array([index[label] for label in labels], dtype=np.int64)
+
+
 def check_alike(first: Tensor, second: Tensor, where: str) -> None:
     """Refuse samples of different shapes or types, in a sentence that begins with `where`."""
     if first.shape[1:] != second.shape[1:] or first.dtype != second.dtype:

@@ -127,7 +127,7 @@ def _given(given: list[Source], fraction: float, clients: int | None, seed: int)
         notes.append(f"Data fraction {fraction:g} of each client's training samples, stratified by class.")
     name = "+".join(dict.fromkeys(source.name for source in given))
     test = together([source.test for source in given])
-    return Federation(name, tuple(members), test, class_names, tuple(notes), "")
+    return Federation(name, tuple(members), test, class_names, tuple(notes), "", columns=given[0].columns)
 
 
 def _divided(

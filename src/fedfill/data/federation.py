@@ -123,6 +123,11 @@ class Federation:
         return replace(self, clients=clients, notes=(*self.notes, note))
 
     @property
+    def told(self) -> tuple[str, ...]:
+        """Sentences on what is known of the records before anything is sent, for an account of privacy."""
+        return () if self.columns is None else self.columns.told
+
+    @property
     def counts(self) -> list[list[int]]:
         """For each client, how many labelled training samples of each class it holds."""
         return [client.train.counts(self.classes) for client in self.clients]

@@ -6,7 +6,6 @@ import logging
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -15,7 +14,7 @@ from fedfill.data.dataset import Part, Parts, Source, in_order, join, source_of
 from fedfill.data.images import decode
 from fedfill.data.parquet import read_parquet
 from fedfill.data.samples import Samples
-from fedfill.data.tables import find_tables, read_tables
+from fedfill.data.tables import find_tables, fitted, read_tables
 from fedfill.errors import FedfillError, first_line
 
 log = logging.getLogger("fedfill")
@@ -66,10 +65,7 @@ def _from_folder(name: str, folder: Path, one_of_many: bool, size: int | None) -
             raise FedfillError(f"image_size: found {size}, but '{tables[0]}' is a table and holds no images")
         log.info("reading %s", name)
         train, test, columns, note = read_tables(*tables, where)
-        raw = source_of(name, where, train, test)
-        columns = columns.fitted(raw.train.inputs)
-        own, held = columns.samples(raw.train), columns.samples(raw.test)
-        return replace(raw, train=own, test=held, note=f"{raw.note} {note}", columns=columns)
+        return fitted(source_of(name, where, train, test), columns, note)
     folder = descend(folder, where)
     layout = find_layout(folder)
     if layout is None:

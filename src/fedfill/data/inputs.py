@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,10 +14,11 @@ from PIL import Image
 from torch import Tensor
 
 from fedfill.data.folders import IMAGE_SUFFIXES
+from fedfill.data.frames import as_arrow, is_frame
 from fedfill.data.images import fitted
 from fedfill.data.parquet import IMAGE_COLUMNS
 from fedfill.data.tables import Columns, read_rows, rows_of
-from fedfill.errors import FedfillError, first_line
+from fedfill.errors import FedfillError, first_line, path_of, shown
 
 if TYPE_CHECKING:
     from fedfill.data.dataset import Source
@@ -181,7 +183,7 @@ class Reader:
                 f"paths: this model takes {self.inputs.words}, which no file is read as; allowed: arrays, in Python: model.predict(array)"
             )
         pending: list[Path] = []
-        for file in [file for path in paths for file in self._found(Path(path).expanduser())]:
+        for file in [file for path in paths for file in self._found(path_of("paths", path, "files and folders"))]:
             if self.inputs.kind == "images" and file.suffix.lower() not in TABLES:
                 pending.append(file)
                 if len(pending) < AT_ONCE:
@@ -278,9 +280,9 @@ class Reader:
         Raises:
             FedfillError: Where it is none of these.
         """
-        if isinstance(data, str | Path):
+        if isinstance(data, str | os.PathLike):
             data = [data]
-        if isinstance(data, list | tuple) and data and all(isinstance(item, str | Path) for item in data):
+        if isinstance(data, list | tuple) and data and all(isinstance(item, str | os.PathLike) for item in data):
             return torch.cat([records.inputs for records in self.files(data)])
         if self.inputs.columns is not None:
             return self._rows(data, self.inputs.columns)
@@ -297,7 +299,7 @@ class Reader:
                 return array.to(torch.float32).reshape(-1, *self.inputs.shape)
             found = f"{str(array.dtype).removeprefix('torch.')} of shape {list(shape)}"
         else:
-            found = f"a {type(data).__name__}"
+            found = shown(data)
         allowed = {
             "images": "paths, Pillow images, or uint8 arrays [h, w], [h, w, c], [n, h, w], [n, h, w, c] or [n, c, h, w]",
             "numbers": f"float arrays of shape {list(self.inputs.shape)} or with n in front",
@@ -327,17 +329,15 @@ class Reader:
         import pyarrow as pa
 
         try:
-            if isinstance(data, pa.Table):
-                table = data
+            if is_frame(data):
+                table = as_arrow(data, "data")
             elif isinstance(data, Mapping):
                 table = pa.table(dict(data))
             elif isinstance(data, list) and data and all(isinstance(row, Mapping) for row in data):
                 table = pa.Table.from_pylist([dict(row) for row in data])
-            elif hasattr(data, "columns") and hasattr(data, "iloc"):
-                table = pa.Table.from_pandas(data, preserve_index=False)
             else:
                 raise FedfillError(
-                    f"data: found a {type(data).__name__}, and the model takes {self.inputs.words}; allowed: paths, a pandas DataFrame, a "
+                    f"data: found {shown(data)}, and the model takes {self.inputs.words}; allowed: paths, a pandas DataFrame, a "
                     "dict of columns, or a list of dicts"
                 )
         except (pa.ArrowException, TypeError, ValueError) as error:

@@ -2,22 +2,59 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedfill.data.dataset import DOMAIN_COLUMN, Part, Source, check_labels, join, parts_of, source_of, too_few
+from fedfill.data.dataset import (
+    DOMAIN_COLUMN,
+    Part,
+    Source,
+    check_labels,
+    in_order,
+    join,
+    numbered,
+    parts_of,
+    source_of,
+    too_few,
+)
+from fedfill.data.frames import from_frames, holds_frame
 from fedfill.data.parquet import find_columns, from_arrow, read_domain_names
 from fedfill.data.samples import Samples
-from fedfill.errors import FedfillError
+from fedfill.errors import FedfillError, shown
 
 
-def from_python(data: Any, name: str = "python") -> Source | list[Source]:
+def dataset(data: Any, *, class_names: Sequence[str] | None = None) -> Source | list[Source]:
+    """Data of your own with names for the classes, for ``data=`` of `fedfill.run` and the like.
+
+    Without names they are not needed: ``data=`` takes the same forms as they are.
+
+    Example::
+
+        mine = fedfill.dataset((images, labels), class_names=["cat", "dog"])
+        fedfill.run("fedavg", data=mine)
+
+    Args:
+        data: As ``data=`` of `fedfill.run` takes it, but no name and no path.
+        class_names: In the order of their indices: label 0 is the first. Labels that are words must be among them. None: words are
+            classes in the order of the alphabet, and numbers are called by themselves.
+
+    Returns:
+        A data set, or for a list one for each client; `data=` takes either.
+
+    Raises:
+        FedfillError: Where the form, a shape, a type or a value doesn't fit.
+    """
+    return from_python(data, class_names=class_names)
+
+
+def from_python(data: Any, name: str = "python", class_names: Sequence[str] | None = None) -> Source | list[Source]:
     """A source from objects in memory, of one or several domains, or one source per client from a list of them.
 
-    Accepted are a tuple ``(inputs, labels)`` or ``(inputs, labels, test_inputs, test_labels)`` of numpy arrays or torch
+    Accepted are what `frames.from_frames` takes, a tuple ``(inputs, labels)`` or ``(inputs, labels, test_inputs, test_labels)`` of numpy arrays or torch
     tensors, a `datasets.Dataset`, a `datasets.DatasetDict` with ``train`` and perhaps ``test``, and a `Source`. Inputs
     are uint8 images ``[n, h, w]``, ``[n, h, w, c]`` or ``[n, c, h, w]`` with 1 or 3 channels (read as ``[n, c, h, w]``
     where both fit), or floats ``[n, ...]``, which keep their values and become float32. Where no test set is given, a
@@ -27,6 +64,7 @@ def from_python(data: Any, name: str = "python") -> Source | list[Source]:
     Args:
         data: One of these forms, a dict with one of them by domain, or a list with one of them per client.
         name: What to call it.
+        class_names: In the order of their indices; None: of labels that are words these, in the order of the alphabet.
 
     Returns:
         A source, or for a list one source per client.
@@ -34,19 +72,53 @@ def from_python(data: Any, name: str = "python") -> Source | list[Source]:
     Raises:
         FedfillError: Where the form, a shape, a type or a value doesn't fit.
     """
+    if class_names is not None:
+        class_names = _checked_names(class_names)
+        if isinstance(data, Source):
+            raise FedfillError(
+                f"class_names: found {shown(class_names)} with a data set that has its own; allowed: none"
+            )
+    if holds_frame(data):
+        return from_frames(data, name, class_names)
+    names = class_names or _words_of(data)
     if isinstance(data, list):
-        return _by_client(data, name)
+        return _by_client(data, name, names)
     if isinstance(data, dict) and not _is_datasets(data):
-        return _by_domain(data, name)
-    return data if isinstance(data, Source) else source_of(name, "data", *_one(data, "data"))
+        return _by_domain(data, name, names)
+    return data if isinstance(data, Source) else source_of(name, "data", *_one(data, "data", names))
 
 
-def _by_client(data: list[Any], name: str) -> list[Source]:
+def _checked_names(class_names: Any) -> tuple[str, ...]:
+    """Names for classes, each once."""
+    names = () if isinstance(class_names, str) or not isinstance(class_names, Iterable) else tuple(class_names)
+    if not names or not all(isinstance(name, str) for name in names) or len(set(names)) < len(names):
+        raise FedfillError(f"class_names: found {shown(class_names)}; allowed: a list of words, each once")
+    return tuple(map(str, names))
+
+
+def _words_of(data: Any) -> tuple[str, ...] | None:
+    """The classes that all training labels name, where they are words."""
+    items = list(data.values()) if type(data) is dict else data if isinstance(data, list) else [data]
+    given = [item[1] for item in items if isinstance(item, tuple) and len(item) in (2, 4)]
+    words = [array for array in (np.asarray(one) for one in given if not isinstance(one, Tensor)) if _are_words(array)]
+    if words and len(words) < len(items):
+        raise FedfillError(
+            "data: labels are words in one part and none in another; allowed: words in all, or class_names"
+        )
+    return tuple(in_order(word for array in words for word in np.unique(array))) if words else None
+
+
+def _are_words(labels: np.ndarray[Any, Any]) -> bool:
+    return bool(labels.size) and labels.ndim == 1 and all(isinstance(label, str) for label in labels)
+
+
+def _by_client(data: list[Any], name: str, names: tuple[str, ...] | None) -> list[Source]:
     """One source per client. Each may be small, so what needs many samples is asked of all clients together."""
     if not data:
         raise FedfillError("data: the list of clients' data sets is empty, but at least one is needed")
     read = [
-        item if isinstance(item, Source) else _one(item, f"data of client {client}") for client, item in enumerate(data)
+        item if isinstance(item, Source) else _one(item, f"data of client {client}", names)
+        for client, item in enumerate(data)
     ]
     parts = (part for item in read for part in (parts_of(item) if isinstance(item, Source) else item))
     everyone = sum(len(part.samples) for part in parts if part is not None)
@@ -64,7 +136,7 @@ def _is_datasets(data: Any) -> bool:
     return type(data).__module__.partition(".")[0] == "datasets"
 
 
-def _by_domain(data: dict[Any, Any], name: str) -> Source:
+def _by_domain(data: dict[Any, Any], name: str, names: tuple[str, ...] | None) -> Source:
     """The source of a dict of data sets by domain."""
     if not data:
         raise FedfillError("data: the dict of domains is empty, but at least one is needed")
@@ -78,11 +150,11 @@ def _by_domain(data: dict[Any, Any], name: str) -> Source:
             raise FedfillError(
                 f"data: the domain '{called}' is there twice; a number counts as its name, and blanks around it don't count"
             )
-        parts[called] = parts_of(item) if isinstance(item, Source) else _one(item, f"data of domain '{called}'")
+        parts[called] = parts_of(item) if isinstance(item, Source) else _one(item, f"data of domain '{called}'", names)
     return join(name, "data", parts)
 
 
-def _one(data: Any, where: str) -> tuple[Part, Part | None]:
+def _one(data: Any, where: str, names: tuple[str, ...] | None) -> tuple[Part, Part | None]:
     """The training part and, where one was given, the test part."""
     if isinstance(data, tuple):
         if len(data) not in (2, 4):
@@ -90,27 +162,27 @@ def _one(data: Any, where: str) -> tuple[Part, Part | None]:
                 f"{where}: found a tuple of {len(data)}, but (inputs, labels) or (inputs, labels, test_inputs, "
                 "test_labels) is needed"
             )
-        train = Part(_pair(data[0], data[1], where), None, where)
+        train = Part(_pair(data[0], data[1], where, names), names, where)
         where += ", test set"
-        return train, None if len(data) == 2 else Part(_pair(data[2], data[3], where), None, where)
+        return train, None if len(data) == 2 else Part(_pair(data[2], data[3], where, names), names, where)
     if _is_datasets(data):
         import datasets
 
         if isinstance(data, datasets.DatasetDict):
             if "train" not in data:
                 raise FedfillError(f"{where}: the DatasetDict has no split 'train', only {', '.join(data)}")
-            test = from_dataset(data["test"], f"{where}, test set") if "test" in data else None
-            return from_dataset(data["train"], where), test
+            test = from_dataset(data["test"], f"{where}, test set", class_names=names) if "test" in data else None
+            return from_dataset(data["train"], where, class_names=names), test
         if isinstance(data, datasets.Dataset):
-            return from_dataset(data, where), None
+            return from_dataset(data, where, class_names=names), None
     raise FedfillError(
-        f"{where}: found {type(data).__name__}, but a tuple (inputs, labels), a datasets.Dataset or DatasetDict, a "
-        "Source, or a list or a dict with one of these per client or per domain is needed"
+        f"{where}: found {type(data).__name__}, but a tuple (inputs, labels), a DataFrame with a column 'label', a datasets.Dataset or "
+        "DatasetDict, or a list or a dict with one of these per client or per domain is needed; a data set on disk is given by its path"
     )
 
 
-def _pair(inputs: Any, labels: Any, where: str) -> Samples:
-    return Samples(_inputs(inputs, where), torch.from_numpy(_labels(labels, len(inputs), where)))
+def _pair(inputs: Any, labels: Any, where: str, names: tuple[str, ...] | None = None) -> Samples:
+    return Samples(_inputs(inputs, where), torch.from_numpy(_labels(labels, len(inputs), where, names)))
 
 
 def _inputs(inputs: Any, where: str) -> Tensor:
@@ -146,20 +218,23 @@ def _inputs(inputs: Any, where: str) -> Tensor:
     )
 
 
-def _labels(labels: Any, expected: int, where: str) -> np.ndarray[Any, Any]:
+def _labels(labels: Any, expected: int, where: str, names: tuple[str, ...] | None) -> np.ndarray[Any, Any]:
     array = labels.detach().cpu().numpy() if isinstance(labels, Tensor) else np.asarray(labels)
-    if array.ndim != 1 or not np.issubdtype(array.dtype, np.integer):
+    words = _are_words(array)
+    if array.ndim != 1 or not (words or np.issubdtype(array.dtype, np.integer)):
         raise FedfillError(
-            f"{where}: labels are {array.dtype} of shape {list(array.shape)}, but one integer per sample is needed"
+            f"{where}: labels are {array.dtype} of shape {list(array.shape)}, but one whole number or one word per sample is needed"
         )
     if len(array) != expected:
         raise FedfillError(f"{where}: there are {expected} inputs but {len(array)} labels")
+    if words:
+        return numbered(array.astype(str), names or (), where)
     array = array.astype(np.int64)
-    check_labels(array, None, where)
+    check_labels(array, names, where)
     return array
 
 
-def from_dataset(data: Any, where: str, size: int | None = None) -> Part:
+def from_dataset(data: Any, where: str, size: int | None = None, class_names: tuple[str, ...] | None = None) -> Part:
     """A `datasets.Dataset` with an image column (encoded images or arrays), a label column and perhaps a domain column."""
     import datasets
 
@@ -167,7 +242,11 @@ def from_dataset(data: Any, where: str, size: int | None = None) -> Part:
     if not len(data):
         raise FedfillError(f"{where}: the Dataset holds no samples")
     feature = data.features[label]
-    names = tuple(feature.names) if isinstance(feature, datasets.ClassLabel) else None
+    if getattr(feature, "dtype", "") in ("string", "large_string"):
+        raise FedfillError(
+            f"{where}: column '{label}' holds words; allowed: whole numbers, which data.class_encode_column('{label}') makes of them"
+        )
+    names = class_names or (tuple(feature.names) if isinstance(feature, datasets.ClassLabel) else None)
     place = f"{where}, column '{label}'"
     domains = None
     if DOMAIN_COLUMN in data.column_names:

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedfill.data.dataset import DOMAIN_COLUMN, Part, in_order
+from fedfill.data.dataset import DOMAIN_COLUMN, Part, Source, check_labels, in_order, numbered
 from fedfill.data.parquet import IMAGE_COLUMNS
 from fedfill.data.samples import Samples
 from fedfill.errors import FedfillError, did_you_mean, first_line
@@ -45,6 +45,16 @@ class Columns:
     words: Mapping[str, tuple[str, ...]]
     mean: tuple[float, ...] = ()
     deviation: tuple[float, ...] = ()
+
+    @property
+    def told(self) -> tuple[str, ...]:
+        """What is known of the records by these columns, in a sentence for an account of privacy; none without columns."""
+        if not (self.numbers or self.words):
+            return ()
+        return (
+            "The means, deviations and words of the table's columns, by which inputs are scaled, come from its records without "
+            "noise, and are not in the account.",
+        )
 
     @property
     def size(self) -> int:
@@ -157,6 +167,28 @@ def read_tables(train: Path, test: Path | None, where: str) -> tuple[Part, Part 
     if test is not None:
         # types guessed from the test file alone would make numbers or truth values of the training table's words
         tables.append(_read(test, [name for name in tables[0].column_names if _is_text(tables[0], name)]))
+    return of_tables(tables, files, where)
+
+
+def of_tables(
+    tables: Sequence[Any], files: Sequence[Path], where: str, class_names: Sequence[str] | None = None
+) -> tuple[Part, Part | None, Columns, str]:
+    """`read_tables` of Arrow tables, the training table and perhaps the test table.
+
+    Args:
+        tables: One or two.
+        files: Where they came from, for errors.
+        where: The beginning of an error sentence.
+        class_names: The classes in the order of their indices; whole numbers in the column `label` are then such indices. None: as
+            the training table has them.
+
+    Returns:
+        As `read_tables`.
+
+    Raises:
+        FedfillError: Likewise.
+    """
+    train = files[0]
     columns = tables[0].column_names
     for file, table in zip(files, tables, strict=True):
         if LABEL not in table.column_names:
@@ -175,7 +207,7 @@ def read_tables(train: Path, test: Path | None, where: str) -> tuple[Part, Part 
             )
     if not inputs:
         raise FedfillError(f"data: '{train}' has no column beside '{LABEL}' and '{DOMAIN_COLUMN}' to learn from")
-    names = tuple(in_order(_words(tables[0], LABEL, train)))
+    names = tuple(class_names or in_order(_words(tables[0], LABEL, train)))
     known = Columns(tuple(numeric), {name: tuple(found) for name, found in words.items()})
     parts: list[Part] = []
     for file, table in zip(files, tables, strict=True):
@@ -187,17 +219,26 @@ def read_tables(train: Path, test: Path | None, where: str) -> tuple[Part, Part 
                 )
         values = known.values(table, file)
         labels = _words(table, LABEL, file)
-        if len(unknown := np.setdiff1d(labels, names)):
-            raise FedfillError(f"data: '{file}' has a class '{unknown[0]}' that the training table doesn't have")
-        index = {name: number for number, name in enumerate(names)}
-        samples = Samples(values, torch.tensor([index[label] for label in labels]))
+        if class_names is not None and _is_number(table, LABEL):
+            indices = labels.astype(np.int64)
+            check_labels(indices, names, f"data: '{file}'")
+        else:
+            indices = numbered(labels, names, f"data: '{file}'", given=class_names is not None)
+        samples = Samples(values, torch.from_numpy(indices))
         origin = _words(table, DOMAIN_COLUMN, file) if DOMAIN_COLUMN in columns else None
         parts.append(Part(samples, names, f"data: '{file}'", origin))
     said = [f"{len(numeric):,} of numbers ({_few(numeric)})"] if numeric else []
     counted = [f"{name}: {len(found):,}" for name, found in words.items()]
     said += [f"{len(words):,} of words ({_few(counted)})"] if words else []
     note = f"Columns: {' and '.join(said)}{', one input for each word' if words else ''}."
-    return parts[0], parts[1] if test is not None else None, known, note
+    return parts[0], parts[1] if len(parts) > 1 else None, known, note
+
+
+def fitted(raw: Source, columns: Columns, note: str) -> Source:
+    """A source of rows in their own units, scaled by its training samples."""
+    columns = columns.fitted(raw.train.inputs)
+    own, held = columns.samples(raw.train), columns.samples(raw.test)
+    return replace(raw, train=own, test=held, note=f"{raw.note} {note}", columns=columns)
 
 
 def _few(names: Sequence[str]) -> str:
@@ -272,6 +313,11 @@ def _read(file: Path, texts: Iterable[str] = ()) -> Any:
         raise FedfillError(f"data: the names of the columns of '{file}' are not in UTF-8; save it so") from error
     except (pa.ArrowException, OSError) as error:
         raise FedfillError(f"data: '{file}' can't be read as a table: {first_line(error)}") from error
+    return sound(table, file)
+
+
+def sound(table: Any, file: Path) -> Any:
+    """An Arrow table whose columns have names, each its own; `file` says where it came from."""
     if not len(table):
         raise FedfillError(f"data: '{file}' holds no samples")
     # pandas writes its row numbers beside the data

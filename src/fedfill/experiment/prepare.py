@@ -23,7 +23,7 @@ from fedfill.engines.allocator import keep_freed_memory
 from fedfill.errors import FedfillError, checked, did_you_mean
 from fedfill.experiment.digest import digest
 from fedfill.experiment.own import Network, made, network_of, origins, partition_of, word_of
-from fedfill.experiment.settings import PYTHON, TABLES, Experiment, refuse_settings
+from fedfill.experiment.settings import PYTHON, TABLES, Experiment, in_words, refuse_settings
 from fedfill.experiment.start import read_start
 from fedfill.experiment.trial import copied, require_fit, with_lone_samples_noted
 from fedfill.models.layers import with_streams
@@ -299,6 +299,14 @@ def default_directory(prepared: Prepared) -> Path:
     return Path("runs") / "-".join(re.sub(r"[^\w.+-]", "", word) for word in words)
 
 
+def given_parts(data: Any, partition: Any, model: Any) -> Any:
+    """Refuse what is None, which no default hides behind; the data, of a path its text."""
+    for what, given in (("data", data), ("partition", partition), ("model", model)):
+        if given is None:
+            raise FedfillError(f"{what}: found None; leave it out for the default")
+    return os.path.abspath(os.path.expanduser(data)) if isinstance(data, os.PathLike) else data
+
+
 def arrange(
     algorithm: str | type[Algorithm], *, data: Any, partition: Any, model: Network,
     federation: Federation | None = None, needs: Mapping[str, str] | None = None, **options: Any,
@@ -307,10 +315,8 @@ def arrange(
     if isinstance(algorithm, str):
         refuse_settings(algorithm)
     kind = find(algorithm) if isinstance(algorithm, str) else as_algorithm(algorithm, repr(algorithm))
-    for what, given in (("data", data), ("partition", partition), ("model", model)):
-        if given is None:
-            raise FedfillError(f"{what}: found None; leave it out for the default")
-    options = {name: str(value) if isinstance(value, Path) else value for name, value in options.items()}
+    data = given_parts(data, partition, model)
+    options = in_words(options)
     fields = {k: v for k, v in options.items() if k in Experiment.model_fields.keys() - TABLES}
     own, models = split_settings(kind, {k: v for k, v in options.items() if k not in fields})
     if isinstance(data, list) or not (isinstance(partition, str) or is_function(partition)):

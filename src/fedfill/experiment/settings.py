@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Iterable, Mapping, Sequence
 from numbers import Integral
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -10,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic.fields import FieldInfo
 
 from fedfill.catalogue import built_in
-from fedfill.errors import FedfillError
+from fedfill.errors import FedfillError, shown
 from fedfill.own_parts import entry_points, is_reference
 
 T = TypeVar("T")
@@ -172,8 +173,17 @@ def over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
     return {**{name: value for name, value in below.items() if name not in replaced}, **above}
 
 
+def in_words(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options as ``experiment.toml`` keeps them: of a path, and of a run that lies in a folder, its text."""
+    held = {name: getattr(value, "directory", value) for name, value in options.items()}
+    return {name: str(value) if isinstance(value, os.PathLike) else value for name, value in held.items()}
+
+
 def whole_numbers(seeds: Sequence[int]) -> list[int]:
     """Seeds as whole numbers from 0."""
+    if isinstance(seeds, str) or not isinstance(seeds, Iterable):
+        raise FedfillError(f"seeds: found {shown(seeds)}; allowed: a list of whole numbers, such as [0, 1, 2]")
+    seeds = list(seeds)
     for seed in seeds:
         if isinstance(seed, bool) or not isinstance(seed, Integral) or seed < 0:
             raise FedfillError(f"seed: found {seed!r}; allowed: a whole number, at least 0")

@@ -157,11 +157,12 @@ class Ledger:
             raise ValueError(f"this tree is no state of a ledger: {error}") from error
         return ledger
 
-    def account(self, delta: float = 1e-5) -> dict[str, Any]:
+    def account(self, delta: float = 1e-5, told: Sequence[str] = ()) -> dict[str, Any]:
         """Everything released so far, in figures and in sentences.
 
         Args:
             delta: At which epsilon is told, between 0 and 1, both excluded.
+            told: Sentences on what is known of the records beside what was sent; a guarantee speaks of none of it.
 
         Returns:
             A dict ready for JSON: ``entries``, those without a guarantee first, each with ``released, mechanism,
@@ -169,7 +170,7 @@ class Ledger:
             cost under the conditions, where there is no guarantee), the same with ``_added`` for a record that is
             added or removed, ``delta, clients`` (how many released it), ``times`` (the most that one client did) and
             ``conditions``; then ``total_epsilon`` and ``total_epsilon_added`` (None: no guarantee), ``delta, unit,
-            adjacency`` (of the figures without ``_added``) and ``statement``, the paragraph for people.
+            adjacency, not_in_the_account`` (`told`; adjacency of the figures without ``_added``) and ``statement``, the paragraph for people.
 
         Raises:
             FedfillError: Where `delta` is out of range.
@@ -187,7 +188,8 @@ class Ledger:
             "delta": delta,
             "unit": UNIT,
             "adjacency": ADJACENCY,
-            "statement": _statement(entries, self._independent(), (total, total_added), delta),
+            "not_in_the_account": list(told),
+            "statement": _statement(entries, self._independent(), (total, total_added), delta, told),
         }
 
     def _independent(self) -> set[tuple[str, str]]:
@@ -289,6 +291,7 @@ def _statement(
     independent: set[tuple[str, str]],
     totals: tuple[float | None, float | None],
     delta: float,
+    told: Sequence[str],
 ) -> str:
     """The account in a few plain sentences."""
     at = f"at delta {delta:g}"
@@ -341,6 +344,8 @@ def _statement(
         text.append("In total: epsilon 0, as nothing that was sent depends on a client's own records.")
     else:
         text.append("In total: epsilon 0, as no client has sent anything.")
+    if protected or total is not None:
+        text += told
     return " ".join(text)
 
 

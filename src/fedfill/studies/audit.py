@@ -7,9 +7,11 @@ confidence. It is no evidence of privacy where it is small.
 
 from __future__ import annotations
 
+import os
 import tempfile
 import time
 from dataclasses import dataclass, replace
+from numbers import Real
 from pathlib import Path
 from typing import Any, Literal, Unpack, get_args
 
@@ -19,7 +21,7 @@ from fedfill import __version__
 from fedfill.algorithms import Algorithm, find
 from fedfill.data.partitions import Partition
 from fedfill.engines.audited import AuditedEngine
-from fedfill.errors import FedfillError, did_you_mean
+from fedfill.errors import FedfillError, Kept, did_you_mean, path_of, shown
 from fedfill.experiment.loop import execute, make_engine
 from fedfill.experiment.own import Network
 from fedfill.experiment.prepare import Prepared, arrange
@@ -34,6 +36,7 @@ from fedfill.studies.auditing.replays import Transcript
 from fedfill.studies.run import reopen
 from fedfill.tree import Weights
 
+SUBJECT = "a run directory, what fedfill.run returned, or an algorithm"
 Level = Literal["auto", "record", "client"]
 
 QUICK: dict[str, Any] = {
@@ -68,7 +71,7 @@ class Audit:
 
 
 def audit(
-    subject: str | Path | type[Algorithm],
+    subject: str | Path | Kept | type[Algorithm],
     *,
     canaries: int = 1000,
     repeats: int = 4000,
@@ -83,7 +86,7 @@ def audit(
     """Attack what the ledger claims of a run, or of an algorithm.
 
     Args:
-        subject: A run directory, whose experiment is run again with canaries; or an algorithm, as in `fedfill.run`, which runs for
+        subject: A run directory, or what `fedfill.run` returned, whose experiment is run again with canaries; or an algorithm, as in `fedfill.run`, which runs for
             two rounds on the bundled digits unless told otherwise.
         canaries: In one run, 20 or more: records with DP-SGD, clients with ``dpfedavg``.
         repeats: Of each release with Gaussian noise, with and without a canary, 200 or more.
@@ -103,7 +106,12 @@ def audit(
     """
     began = time.perf_counter()
     _check(canaries, repeats, level, confidence)
-    place = Path(subject) if isinstance(subject, str | Path) and (Path(subject) / "experiment.toml").exists() else None
+    folder = None if out is None else path_of("out", out)
+    place = None if isinstance(subject, type) else path_of("audit", subject, SUBJECT)
+    if place is not None and not (place / "experiment.toml").exists():
+        if isinstance(subject, os.PathLike):
+            raise FedfillError(f"audit: {place} holds no run (there is no experiment.toml)")
+        place = None
     prepared = _prepared(subject, place, data, partition, model, dict(options))
     experiment = prepared.experiment
     if experiment.engine != "local":
@@ -133,7 +141,7 @@ def audit(
         "delta": experiment.delta, "confidence": confidence, "findings": [finding.document() for finding in findings],
         "without_guarantee": bare, "seconds": time.perf_counter() - began,
     }  # fmt: skip
-    folder = Path(out) if out is not None else place
+    folder = place if folder is None else folder
     if folder is not None:
         with writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
@@ -146,9 +154,9 @@ def _check(canaries: int, repeats: int, level: str, confidence: float) -> None:
         if type(value) is not int or value < least:
             raise FedfillError(f"{name}: found {value!r}; allowed: a whole number of at least {least}")
     if level not in get_args(Level):
-        raise FedfillError(f"level: found '{level}'; {did_you_mean(level, get_args(Level))}")
-    if not 0 < confidence < 1:
-        raise FedfillError(f"confidence: found {confidence}; allowed: above 0 and below 1")
+        raise FedfillError(f"level: found '{level}'; {did_you_mean(str(level), get_args(Level))}")
+    if isinstance(confidence, bool) or not isinstance(confidence, Real) or not 0 < confidence < 1:
+        raise FedfillError(f"confidence: found {shown(confidence)}; allowed: a number above 0 and below 1")
 
 
 def _prepared(
@@ -159,7 +167,7 @@ def _prepared(
         return reopen(RunDirectory(place), setting="audit", **given)
     kind = find(subject) if isinstance(subject, str) else subject
     if not (isinstance(kind, type) and issubclass(kind, Algorithm)):
-        raise FedfillError(f"audit: found {subject}; allowed: a run directory or an algorithm")
+        raise FedfillError(f"audit: found {shown(subject)}; allowed: {SUBJECT}")
     quick = {name: value for name, value in QUICK.items() if name in kind.model_fields and name not in options}
     if getattr(kind, "network", None) == "features":
         quick.setdefault("features", FEATURES)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +13,7 @@ import torch
 
 from fedfill.algorithms import Algorithm, find, labels_of, parse_variant
 from fedfill.data.partitions import Partition
-from fedfill.errors import DivergedError, FedfillError, checked
+from fedfill.errors import A_FUNCTION, DivergedError, FedfillError, checked, expect, path_of, shown
 from fedfill.experiment.loop import OnRound
 from fedfill.experiment.own import Network
 from fedfill.experiment.prepare import Prepared, arrange, split_settings
@@ -67,6 +67,7 @@ def compare(
     Raises:
         FedfillError: Where anything is not allowed, nobody has a setting, or every run diverged.
     """
+    expect("on_run", on_run, Callable | None, A_FUNCTION)
     found = plan(algorithms, seeds=seeds, out=out, data=data, partition=partition, model=model, **settings)
     return carry_out(found, on_run, quiet)
 
@@ -105,6 +106,7 @@ def plan(
     **options: Any,
 ) -> Plan:
     """Check a comparison, whose arguments are those of `compare`, before anything of it runs."""
+    out = path_of("out", out)
     algorithms, seeds = _checked(algorithms, seeds, options)
     asked = {label: candidates(label) for label in algorithms}
     labels = [label for expanded in asked.values() for label in expanded]
@@ -148,7 +150,7 @@ def plan(
                 )
 
     names = {label: name for label, name, _ in variants}
-    return Plan(asked, names, seeds, Path(out), labels[base], unlike, arranged)
+    return Plan(asked, names, seeds, out, labels[base], unlike, arranged)
 
 
 def carry_out(found: Plan, on_run: Callable[[str, int], OnRound | None] | None, quiet: bool) -> Comparison:
@@ -181,19 +183,18 @@ def _checked(
     algorithms: Sequence[str | type[Algorithm]], seeds: Sequence[int], options: Mapping[str, Any]
 ) -> tuple[list[str], list[int]]:
     """The algorithms by name and the seeds, where these are lists that can be compared."""
-    if len(algorithms) == 0 or len(seeds) == 0:  # numpy's arrays have no truth value
-        raise FedfillError("compare: needs at least one algorithm and one seed")
     if "algorithm" in options:
         raise FedfillError("algorithm: a comparison has algorithms, a list of them")
     if "seed" in options:
         raise FedfillError("seed: a comparison has seeds, a list of them")
-    if isinstance(algorithms, str) or isinstance(seeds, str):
-        raise FedfillError("compare: found a text; allowed: a list of algorithms and a list of seeds")
-    labels = labels_of(algorithms)
+    if isinstance(algorithms, str | type | Mapping) or not isinstance(algorithms, Iterable):
+        raise FedfillError(f'algorithms: found {shown(algorithms)}; allowed: a list, such as ["fedavg", "fedprox"]')
+    labels, numbers = labels_of(list(algorithms)), whole_numbers(seeds)
+    if not labels or not numbers:
+        raise FedfillError("compare: needs at least one algorithm and one seed")
     for label in labels:
         if not isinstance(label, str):
             raise FedfillError(f'compare: found the algorithm {label!r}; allowed: names, such as "fedavg", and classes')
-    numbers = whole_numbers(seeds)
     _refuse_twice("algorithm", labels)
     _refuse_twice("seed", numbers)
     return labels, numbers

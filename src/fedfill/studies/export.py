@@ -17,12 +17,12 @@ from typing import Any
 import safetensors.torch
 from torch import Tensor, nn
 
-from fedfill.errors import FedfillError
+from fedfill.errors import A_RUN, FedfillError, path_of
 from fedfill.runs.directory import RunDirectory, to_json, write_atomically, writing
 from fedfill.studies.card import CARD
-from fedfill.studies.saved import Run, Saved, folder_of, of_run, saved_at, source_of_run
+from fedfill.studies.saved import Run, Saved, of_run, saved_at, source_of_run
 
-FOLDER = "model"
+OWN = "model"
 """Where a run's export lies unless it is told otherwise, in the run's directory."""
 FILES = {CARD, "clients", "model.safetensors", "model.pt2", "model.onnx"}
 
@@ -40,6 +40,10 @@ class Exported:
     directory: Path
     card: dict[str, Any]
     files: tuple[str, ...]
+
+    def __repr__(self) -> str:
+        """Where it lies, and what is in it."""
+        return f"<Exported: {', '.join(self.files)}, in {self.directory}>"
 
 
 def export(
@@ -64,9 +68,10 @@ def export(
         FedfillError: Where the folder holds no finished run, the other one something else, or a program doesn't give what the
             model gives.
     """
-    place = RunDirectory(folder_of(run))
+    place = RunDirectory(path_of("run", run, A_RUN))
+    data_dir = None if data_dir is None else path_of("data_dir", data_dir)
     saved = of_run(place, data, data_dir)
-    target = place.path / FOLDER if to is None else Path(to).expanduser()
+    target = place.path / OWN if to is None else path_of("to", to)
     _check_target(target, saved, own=to is None)
     suffixes = [suffix for suffix, wanted in (("pt2", pt2), ("onnx", onnx)) if wanted]
     samples = _samples(saved, place, data, data_dir, suffixes[-1]) if suffixes else None

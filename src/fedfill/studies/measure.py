@@ -18,7 +18,7 @@ from fedfill.data.federation import Federation
 from fedfill.data.samples import Samples
 from fedfill.engines.local import choose_device
 from fedfill.engines.runner import make_resident
-from fedfill.errors import FedfillError
+from fedfill.errors import A_RUN, FedfillError, Kept, path_of
 from fedfill.experiment.prepare import Prepared, divide
 from fedfill.runs.directory import RunDirectory, to_json, write_atomically, writing
 from fedfill.studies.assess import Real, assess, judged, one_thread, trained_on
@@ -62,13 +62,13 @@ class _Subject:
 
 
 def measure(
-    subject: str | Path, *, oracle: str | Path | None = None, per_class: int | None = None, ceiling: bool = False,
+    subject: str | Path | Kept, *, oracle: str | Path | Kept | None = None, per_class: int | None = None, ceiling: bool = False,
     data_dir: str | Path | None = None, device: str | None = None, out: str | Path | None = None,
 ) -> Measures:  # fmt: skip
     """How good synthetic samples are: those in a finished run's checkpoint, or those of a file of `synthesise`.
 
     Args:
-        subject: The run directory, or the file.
+        subject: The run directory, what `fedfill.run` returned, or the file.
         oracle: Another run directory, on the same data; its final global model judges the samples. None: nobody does, and all
             other figures are the same.
         per_class: Of a run, so many of each class; None: those that its picture shows.
@@ -84,10 +84,10 @@ def measure(
     Raises:
         FedfillError: Where there is no finished run and no file that can be measured or can judge, or the two don't fit together.
     """
-    path = Path(subject)
+    path = path_of("subject", subject, "a run directory, what fedfill.run returned, or a file of fedfill.synthesise")
     if per_class is not None and (type(per_class) is not int or per_class < 1):
         raise FedfillError(f"per_class: found {per_class!r}; allowed: a whole number of at least 1")
-    judges = None if oracle is None else RunDirectory(Path(oracle))
+    judges = None if oracle is None else RunDirectory(path_of("oracle", oracle, A_RUN))
     if synthetic.is_file(path.name) and not path.is_dir():
         if per_class is not None:
             raise FedfillError(
@@ -116,7 +116,7 @@ def measure(
     document["pseudo_labels"] = None if found.rounds is None else pseudo_labels(*found.rounds)
     if document["trained_on"] is None:
         document["notes"] = [*document["notes"], "No classifier was trained: fewer than two samples have a label."]
-    folder = found.folder if out is None else Path(out)
+    folder = found.folder if out is None else path_of("out", out)
     _write(document, folder)
     return Measures(folder, document)
 

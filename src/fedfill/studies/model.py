@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -133,11 +134,12 @@ class Model(nn.Module):
         """Inputs for `forward` from what one has: see `fedfill.data.inputs.Reader.objects`."""
         return Reader(self.inputs).objects(data)
 
-    def predict(self, data: Any) -> Predictions:
+    def predict(self, data: Any, seen: Callable[[int], None] | None = None) -> Predictions:
         """Classes and probabilities.
 
         Args:
             data: Paths of files or folders, as for `fedfill.predict`; or what `preprocess` takes.
+            seen: Of paths, told now and then how many inputs are done.
 
         Returns:
             One for each input.
@@ -145,9 +147,9 @@ class Model(nn.Module):
         Raises:
             FedfillError: Where the model takes no such data.
         """
-        paths = [data] if isinstance(data, str | Path) else data
-        if isinstance(paths, list | tuple) and paths and all(isinstance(path, str | Path) for path in paths):
-            return self.predict_files(paths)
+        paths = [data] if isinstance(data, str | os.PathLike) else data
+        if isinstance(paths, list | tuple) and paths and all(isinstance(path, str | os.PathLike) for path in paths):
+            return self.predict_files(paths, seen)
         reader = Reader(self.inputs)
         probabilities = self._probabilities(reader.objects(data))
         return Predictions(self.class_names, probabilities, notes=reader.notes)

@@ -7,7 +7,7 @@ from pathlib import Path
 import jinja2
 
 from fedfill import __version__
-from fedfill.errors import FedfillError, first_line
+from fedfill.errors import FedfillError, Kept, first_line, path_of
 from fedfill.runs.directory import write_atomically
 from fedfill.studies.reporting.charts import holdings, learning
 from fedfill.studies.reporting.parts import Part, Story, gather
@@ -24,13 +24,14 @@ MARK, MARKED = b'<meta name="generator" content="fedfill ', 10_000
 """What every report has in its first bytes, and in how many of these."""
 
 
-def report(*paths: str | Path, out: str | Path | None = None) -> Path:
+def report(*paths: str | Path | Kept, out: str | Path | None = None) -> Path:
     """Write a page on runs, comparisons, grids and studies: what came out, how sure it is, and how to run it again.
 
     The page is one file that asks for nothing else and needs no script. No data and no weights are read.
 
     Args:
-        *paths: Folders of runs, finished or not, of comparisons, grids and studies. Several runs stand side by side.
+        *paths: Folders of runs, finished or not, of comparisons, grids and studies, or what `fedfill.run`, `compare` and `study`
+            returned. Several runs stand side by side.
         out: The HTML file; None: ``report.html`` in the folder, or in ``runs/`` where several are given.
 
     Returns:
@@ -41,8 +42,12 @@ def report(*paths: str | Path, out: str | Path | None = None) -> Path:
     """
     if not paths:
         raise FedfillError("report: no folder is given; allowed: folders of runs, comparisons, grids and studies")
-    folders = [Path(path) for path in paths]
-    place = Path(out) if out is not None else (folders[0] if len(folders) == 1 else Path("runs")) / "report.html"
+    folders = [path_of("paths", path, "folders, and what fedfill.run, compare and study return") for path in paths]
+    place = (
+        path_of("out", out, "a file that ends in .html")
+        if out is not None
+        else (folders[0] if len(folders) == 1 else Path("runs")) / "report.html"
+    )
     if place.is_dir():
         raise FedfillError(f"out: {place} is a folder; allowed: a file, such as {place / 'report.html'}")
     _check_place(place)

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from filelock import FileLock
 
 from fedfill import __version__
-from fedfill.errors import DivergedError, FedfillError, did_you_mean
+from fedfill.errors import A_FUNCTION, DivergedError, FedfillError, did_you_mean, expect, path_of, shown
 from fedfill.experiment.loop import OnRound
 from fedfill.experiment.prepare import Prepared, arrange
 from fedfill.experiment.settings import INCIDENTAL, whole_numbers
@@ -50,11 +50,13 @@ def reproduce(
     Raises:
         FedfillError: Where there is no such table or row, the table is not sound, or an option changes the experiment.
     """
-    folder = find_table(table)
+    folder = find_table(path_of("table", table, "a folder with a table.toml, or a name"))
+    out = path_of("out", out)
+    expect("on_run", on_run, Callable | None, A_FUNCTION)
     content = read_table(folder)
     names = [row.name for row in content.rows]
-    if isinstance(only, str):
-        raise FedfillError("only: found a text; allowed: a list of rows")
+    if isinstance(only, str) or not isinstance(only, Iterable):
+        raise FedfillError(f"only: found {shown(only)}; allowed: a list of rows")
     for name in only:
         if name not in names:
             raise FedfillError(f"only: found '{name}'; {did_you_mean(name, names)}")
@@ -91,9 +93,9 @@ def reproduce(
             if only and row.name not in only:
                 continue
             digest = digest_of(row.name, seed)
-            place = Path(out) / folder.name / f"{_slug(row.name)}-seed{seed}-{digest[:8]}"
+            place = out / folder.name / f"{_slug(row.name)}-seed{seed}-{digest[:8]}"
             if not place.exists():  # tables and rows share finished runs
-                done = Path(out).glob(f"*/*-seed{seed}-{digest[:8]}/summary.json")
+                done = out.glob(f"*/*-seed{seed}-{digest[:8]}/summary.json")
                 place = min((path.parent for path in done), default=place)
             try:
                 result = launch(arranged(row.name, seed), place, on_run(row.name, seed) if on_run else None)

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Unpack, overload
 
 from fedfill import __version__
-from fedfill.algorithms import Algorithm
+from fedfill.algorithms import Algorithm, as_algorithm
 from fedfill.data.partitions import Partition
 from fedfill.deployment.rehearsal import rehearse, resubmit
-from fedfill.errors import FedfillError, checked
+from fedfill.errors import A_FUNCTION, A_RUN, FedfillError, Kept, checked, expect, path_of
 from fedfill.experiment.loop import OnRound, execute
 from fedfill.experiment.more_rounds import lengthen
 from fedfill.experiment.own import Network
 from fedfill.experiment.prepare import Prepared, arrange, default_directory, prepare
-from fedfill.experiment.settings import INCIDENTAL, PLACES, Experiment
+from fedfill.experiment.settings import INCIDENTAL, PLACES, Experiment, in_words
 from fedfill.experiment.summary import Result
 from fedfill.options import Changes, Options
 from fedfill.own_parts import absolute
@@ -85,11 +86,12 @@ def run(
     Raises:
         FedfillError: Where anything that was given is not allowed.
     """
+    path = None if out is None else path_of("out", out)
+    expect("on_round", on_round, Callable | None, A_FUNCTION)
     with watched(quiet) as follow:
         followed = follow(str(getattr(algorithm, "name", algorithm)))
         prepared = arrange(algorithm, data=data, partition=partition, model=model, **options)
-        path = Path(out) if out is not None else default_directory(prepared)
-        return launch(prepared, path, both(on_round, followed))
+        return launch(prepared, path or default_directory(prepared), both(on_round, followed))
 
 
 def launch(prepared: Prepared, path: Path, on_round: OnRound | None = None) -> Result:
@@ -100,7 +102,7 @@ def launch(prepared: Prepared, path: Path, on_round: OnRound | None = None) -> R
 
 
 def resume(
-    directory: str | Path,
+    directory: str | Path | Kept,
     *,
     data: Any = None,
     partition: Partition | None = None,
@@ -119,7 +121,7 @@ def resume(
     It ends with the same bits as one that was not stopped, and that had so many rounds from the start.
 
     Args:
-        directory: The run directory.
+        directory: The run directory, or what `run` returned.
         data: Again what came from Python, where it did.
         partition: Likewise; or ``"FILE.py:NAME"`` where its file has moved.
         model: Likewise.
@@ -140,7 +142,8 @@ def resume(
         FedfillError: Where the folder holds no run, or the data or the model are not the same, or the run would have begun
             otherwise with more rounds.
     """
-    folder = RunDirectory(Path(directory))
+    folder = RunDirectory(path_of("directory", directory, A_RUN))
+    expect("on_round", on_round, Callable | None, A_FUNCTION)
     changes: dict[str, Any] = {**options}
     if (folder.path / "deployment.toml").exists():
         given = {"data": data, "partition": partition, "model": model, "algorithm": algorithm, "workers": workers}
@@ -196,12 +199,13 @@ def reopen(
     unknown = changes.keys() - allowed
     if unknown:
         raise FedfillError(f"{setting}: '{min(unknown)}' can't be changed; allowed: {', '.join(sorted(allowed))}")
-    given = {key: value for key, value in changes.items() if value is not None}
-    document |= {key: str(value) if isinstance(value, Path) else value for key, value in given.items()}
+    document |= in_words({key: value for key, value in changes.items() if value is not None})
     parts = {"partition": partition, "model": model, "algorithm": algorithm}
     moved = {what: absolute(word, what) for what, word in parts.items() if isinstance(word, str)}
     if moved:
         document["own"] = {**document.get("own", {}), **moved}
+    if algorithm is not None and "algorithm" not in moved:
+        as_algorithm(algorithm, repr(algorithm))
     experiment = checked(Experiment, document, "option")
     prepared = prepare(experiment, data=data, **{what: part for what, part in parts.items() if what not in moved})
     if prepared.digest != digest:

@@ -22,10 +22,9 @@ from fedfill import __version__, tree
 from fedfill.data import sources
 from fedfill.data.inputs import Inputs
 from fedfill.data.objects import from_python
-from fedfill.errors import FedfillError, checked, first_line
+from fedfill.errors import FedfillError, Kept, checked, first_line, path_of
 from fedfill.experiment.settings import PYTHON
 from fedfill.experiment.start import BESIDE, is_personal, network_settings
-from fedfill.experiment.summary import Result
 from fedfill.experiment.trial import copied
 from fedfill.models.networks import ModelSettings, build
 from fedfill.runs.directory import RunDirectory
@@ -35,8 +34,8 @@ from fedfill.studies.finished import account_of
 from fedfill.studies.model import Model
 from fedfill.tree import Weights
 
-Run = str | Path | Result
-"""A run directory, or what `fedfill.run` returned."""
+Run = str | Path | Kept
+"""A run directory, or what `fedfill.run` returned; where a model is read, also what `fedfill.export` wrote or returned."""
 
 
 @dataclass(frozen=True)
@@ -104,11 +103,6 @@ class Saved:
             ) from error
 
 
-def folder_of(run: Run) -> Path:
-    """Where it lies."""
-    return run.directory if isinstance(run, Result) else Path(run).expanduser()
-
-
 def saved_at(place: Run) -> Saved:
     """The models in a folder, which is an export or a run directory.
 
@@ -121,7 +115,7 @@ def saved_at(place: Run) -> Saved:
     Raises:
         FedfillError: Where it is neither, or what it holds is damaged, unfinished or of a newer fedfill.
     """
-    path = folder_of(place)
+    path = path_of("directory", place, "a folder of fedfill.export, a run directory, or what fedfill.run returned")
     if (path / CARD).is_file():
         return _of_export(path)
     if (path / "experiment.toml").is_file():
@@ -346,12 +340,7 @@ def _run(document: Mapping[str, Any], summary: Mapping[str, Any]) -> dict[str, A
 def _privacy(document: Mapping[str, Any], summary: Mapping[str, Any], inputs: Inputs, personal: bool) -> dict[str, Any]:
     """The run's account, and what a model tells beside what the account speaks of."""
     account = account_of(document, summary, "this model")
-    beside = []
-    if inputs.columns is not None and (inputs.columns.numbers or inputs.columns.words):
-        beside.append(
-            "The means, deviations and words of the table's columns, by which inputs are scaled, come from its records without "
-            "noise, and are not in the account."
-        )
+    beside = [] if inputs.columns is None else [*inputs.columns.told]
     if personal:
         beside.append(
             "The account speaks of what left each client in training. A client's own model was trained on its records beyond that: "

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, Unpack
 from fedfill import __version__
 from fedfill.algorithms import known_algorithms, parse_variant
 from fedfill.data.partitions import Partition, is_function
-from fedfill.errors import FedfillError, checked
+from fedfill.errors import A_FUNCTION, FedfillError, checked, expect, path_of
 from fedfill.experiment.own import Network
-from fedfill.experiment.prepare import arrange, divide
-from fedfill.experiment.settings import Experiment, over, whole_numbers
+from fedfill.experiment.prepare import arrange, divide, given_parts
+from fedfill.experiment.settings import Experiment, in_words, over, whole_numbers
 from fedfill.options import Shared
 from fedfill.runs.directory import to_json, write_atomically
 from fedfill.runs.shown import html_table
@@ -154,17 +154,20 @@ def study(
         FedfillError: Where anything is not allowed, or nothing came to its end.
     """
     options: dict[str, Any] = {**settings}
+    data = given_parts(data, partition, model)
     numbers = tuple(whole_numbers(seeds))
     if not numbers or len(set(numbers)) < len(numbers):
-        raise FedfillError(f"seeds: found {list(seeds)}; allowed: at least one, each once")
+        raise FedfillError(f"seeds: found {list(numbers)}; allowed: at least one, each once")
     if goal not in ("auto", "everyone", "own"):
         raise FedfillError(f"goal: found '{goal}'; allowed: auto, everyone or own")
     for name in ("seed", "algorithm", "evaluate_every", "start_from"):
         if name in options:
             raise FedfillError(f"{name}: found {options[name]!r}; a study sets it by itself")
     seconds = parse_budget(budget)
-    folder = Path(out)
-    words = {name: str(value) if isinstance(value, Path) else value for name, value in options.items()}
+    folder = path_of("out", out)
+    for name, call in (("on_run", on_run), ("on_stage", on_stage)):
+        expect(name, call, Callable | None, A_FUNCTION)
+    words = in_words(options)
     request = {
         "data": data if isinstance(data, str) else "python", "partition": partition if isinstance(partition, str) else "python",
         "model": model if isinstance(model, str) else "python", "seeds": list(numbers), "goal": goal, "budget": seconds, "options": words,

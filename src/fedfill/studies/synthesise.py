@@ -13,7 +13,7 @@ from fedfill.data.dataset import Source
 from fedfill.data.samples import Samples
 from fedfill.data.synthetic import Origin, Synthetic
 from fedfill.engines.local import choose_device
-from fedfill.errors import FedfillError
+from fedfill.errors import A_RUN, FedfillError, Kept, path_of
 from fedfill.experiment.prepare import Prepared
 from fedfill.experiment.summary import Result
 from fedfill.runs.directory import RunDirectory, write_atomically, writing
@@ -42,13 +42,13 @@ class Synthesised:
 
 
 def synthesise(
-    directory: str | Path, *, out: str | Path, per_class: int = 500, against: str | Path | None = None,
+    directory: str | Path | Kept, *, out: str | Path, per_class: int = 500, against: str | Path | None = None,
     data_dir: str | Path | None = None, device: str | None = None,
 ) -> Synthesised:  # fmt: skip
     """Let a finished run make synthetic samples, and write them as a file with a picture.
 
     Args:
-        directory: The run directory.
+        directory: The run directory, or what `fedfill.run` returned.
         out: The file, which ends in ``.safetensors``; the picture has its name with ``.png``.
         per_class: So many of each class, at least 1; fewer where the algorithm has a fixed set.
         against: A data set, by its name or its folder, whose nearest image the picture shows below each synthetic one: a public
@@ -63,12 +63,12 @@ def synthesise(
         FedfillError: Where the folder holds no finished run that makes such samples, a setting is out of range, or the file is
             there with other content.
     """
-    path = Path(out)
+    path = path_of("out", out, f"a file that ends in {synthetic.SUFFIX}")
     if not synthetic.is_file(path.name):
         raise FedfillError(f"out: found {path}; allowed: a file that ends in {synthetic.SUFFIX}")
     if type(per_class) is not int or per_class < 1:
         raise FedfillError(f"per_class: found {per_class!r}; allowed: a whole number of at least 1")
-    place = RunDirectory(Path(directory))
+    place = RunDirectory(path_of("directory", directory, A_RUN))
     require_maker(place, "synthesise")
     run, result = finished(place, "synthesise", data_dir, device)
     images = _are_images(run.federation.sample)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from pathlib import Path
+from collections.abc import Callable, Iterator
+from typing import Any
 
 from torch import nn
 
@@ -30,18 +30,19 @@ def load(directory: Run, client: str | int | None = None, *, model: nn.Module | 
 
 
 def predict(
-    directory: Run, paths: str | Path | Iterable[str | Path], client: str | int | None = None, *,
+    directory: Run, paths: Any, client: str | int | None = None, *,
     model: nn.Module | None = None, device: str = "auto", seen: Callable[[int], None] | None = None,
 ) -> Predictions:  # fmt: skip
     """What a trained model says of new images or of the rows of new tables.
 
     Args:
         directory: As for `load`.
-        paths: Images, folders of images at any depth, Parquet files with images; of a table CSV and Parquet files.
+        paths: One or several: images, folders of images at any depth, Parquet files with images; of a table CSV and Parquet
+            files. Or what `Model.predict` takes beside paths: arrays, Pillow images, a DataFrame.
         client: As for `load`.
         model: As for `load`.
         device: ``cpu``, ``cuda``, ``cuda:N``, or ``auto`` for a GPU when there is one.
-        seen: Told now and then how many inputs are done.
+        seen: Of paths, told now and then how many inputs are done.
 
     Returns:
         A class and a probability for each, in their order; in a folder by the names of the files.
@@ -50,4 +51,4 @@ def predict(
         FedfillError: Where there is no such model, or it takes no such files.
     """
     loaded = load(directory, client, model=model).to(choose_device(device))
-    return loaded.predict_files([paths] if isinstance(paths, str | Path) else paths, seen)
+    return loaded.predict(list(paths) if isinstance(paths, Iterator) else paths, seen)

@@ -1,0 +1,184 @@
+"""Tables in memory: data frames with a column `label`, or with labels beside them, alone, one for each domain or for each client."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import accumulate, pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedfill.data.dataset import DOMAIN_COLUMN, Part, Source, join, source_of, together, too_few
+from fedfill.data.tables import LABEL, Columns, fitted, of_tables, sound
+from fedfill.errors import FedfillError, first_line
+
+FILES = (Path("table"), Path("test table"))
+"""What the tables are called in errors."""
+
+
+def is_frame(data: Any) -> bool:
+    """Whether it is a table in memory: a pandas DataFrame, an Arrow table, or what gives one, such as a Polars DataFrame."""
+    return hasattr(data, "columns") and (hasattr(data, "iloc") or hasattr(data, "__arrow_c_stream__"))
+
+
+def holds_frame(data: Any) -> bool:
+    """Whether it is a table, or a tuple, list or dict with one in it."""
+    if isinstance(data, list | dict):
+        return any(map(holds_frame, data.values() if isinstance(data, dict) else data))
+    return is_frame(data[0] if isinstance(data, tuple) and data else data)
+
+
+def as_arrow(data: Any, where: str) -> Any:
+    """The Arrow table of a table in memory; an index is no column of it."""
+    import pyarrow as pa
+
+    try:
+        if hasattr(data, "iloc"):
+            return pa.Table.from_pandas(data, preserve_index=False)
+        return pa.table(data)
+    except (pa.ArrowException, TypeError, ValueError) as error:
+        raise FedfillError(f"{where}: the rows can't be read as a table: {first_line(error)}") from error
+
+
+def from_frames(data: Any, name: str, class_names: Sequence[str] | None) -> Source | list[Source]:
+    """A source from tables, or for a list one source per client; columns, classes and scaling are those of all together.
+
+    Args:
+        data: A table with a column `label`; ``(table, test table)``; ``(table, labels)`` or ``(table, labels, test table, test
+            labels)``; or a dict of these by domain, or a list of them by client.
+        name: What to call it.
+        class_names: As for `fedfill.data.tables.of_tables`.
+
+    Returns:
+        The source or sources.
+
+    Raises:
+        FedfillError: Where the tables don't fit together, or one can't be read.
+    """
+    if isinstance(data, list):
+        wheres = [f"data of client {client}" for client in range(len(data))]
+        pairs = [_pair(item, where) for item, where in zip(data, wheres, strict=True)]
+        return _by_client(pairs, wheres, name, class_names)
+    if isinstance(data, dict):
+        wheres = [f"data of domain '{domain}'" for domain in data]
+        pairs = [_pair(item, where) for item, where in zip(data.values(), wheres, strict=True)]
+        parts, columns, note = _read(pairs, wheres, class_names)
+        domains = [str(domain).strip() for domain in data]
+        if twice := next((domain for domain in domains if domains.count(domain) > 1), None):
+            raise FedfillError(f"data: the domain '{twice}' is there twice")
+        return fitted(join(name, "data", dict(zip(domains, parts, strict=True))), columns, note)
+    ((train, test),), columns, note = _read([_pair(data, "data")], ["data"], class_names, domains=True)
+    return fitted(source_of(name, "data", train, test), columns, note)
+
+
+def _by_client(
+    pairs: Sequence[tuple[Any, Any]], wheres: Sequence[str], name: str, class_names: Sequence[str] | None
+) -> list[Source]:
+    """One source for each client, scaled alike."""
+    parts, columns, note = _read(pairs, wheres, class_names)
+    everyone = sum(len(part.samples) for pair in parts for part in pair if part is not None)
+    raw = [source_of(name, where, *pair, everyone=everyone) for where, pair in zip(wheres, parts, strict=True)]
+    if not any(len(source.test) for source in raw):
+        raise FedfillError(too_few("data", "samples of each client"))
+    columns = columns.fitted(together([source.train for source in raw]).inputs)
+    return [
+        replace(
+            one, train=columns.samples(one.train), test=columns.samples(one.test), note=f"{one.note} {note}", columns=columns
+        )
+        for one in raw
+    ]  # fmt: skip
+
+
+def _pair(data: Any, where: str) -> tuple[Any, Any]:
+    """The training table and, where there is one, the test table, as Arrow tables with a column `label`."""
+    if is_frame(data):
+        return as_arrow(data, where), None
+    if isinstance(data, tuple) and is_frame(data[0] if data else None):
+        if len(data) == 2 and is_frame(data[1]) and LABEL in as_arrow(data[1], where).column_names:
+            return as_arrow(data[0], where), as_arrow(data[1], f"{where}, test set")
+        if len(data) == 2:
+            return _labelled(*data, where), None
+        if len(data) == 4 and is_frame(data[2]):
+            return _labelled(*data[:2], where), _labelled(*data[2:], f"{where}, test set")
+    raise FedfillError(
+        f"{where}: found {type(data).__name__} beside a table; allowed: a table with a column '{LABEL}', (table, test table), (table, "
+        "labels) or (table, labels, test table, test labels), for each alike"
+    )
+
+
+def _labelled(frame: Any, labels: Any, where: str) -> Any:
+    """A table and its labels as one."""
+    import pyarrow as pa
+
+    table = as_arrow(frame, where)
+    if LABEL in table.column_names:
+        raise FedfillError(f"{where}: found labels beside a table that has a column '{LABEL}'; allowed: one of the two")
+    if is_frame(labels) and len((beside := as_arrow(labels, where)).column_names) == 1:
+        labels = beside.column(0).to_numpy()
+    array = labels.detach().cpu().numpy() if isinstance(labels, Tensor) else np.asarray(labels)
+    if array.shape != (len(table),):
+        raise FedfillError(
+            f"{where}: found labels of shape {list(array.shape)} for {len(table):,} rows; allowed: one for each"
+        )
+    try:
+        return table.append_column(LABEL, pa.array(array, from_pandas=True))
+    except (pa.ArrowException, TypeError, ValueError) as error:
+        raise FedfillError(
+            f"{where}: the labels can't be read ({first_line(error)}); allowed: words or whole numbers"
+        ) from error
+
+
+def _read(
+    pairs: Sequence[tuple[Any, Any]], wheres: Sequence[str], class_names: Sequence[str] | None, domains: bool = False
+) -> tuple[list[tuple[Part, Part | None]], Columns, str]:
+    """The parts of each table, read as one table, in their own units; with their columns and a sentence on these."""
+    trains = [train for train, _ in pairs]
+    tests = [test for _, test in pairs if test is not None]
+    joined = [_joined(tables, wheres, domains) for tables in (trains, tests) if tables]
+    files = FILES[: len(joined)]
+    tables = [sound(table, file) for table, file in zip(joined, files, strict=True)]
+    train, test, columns, note = of_tables(tables, files, "data", class_names)
+
+    def cut(part: Part | None, sizes: Sequence[int]) -> list[Part]:
+        ends = [0, *accumulate(sizes)]
+        if part is None or len(sizes) == 1:
+            return [] if part is None else [part]
+        return [replace(part, samples=part.samples[torch.arange(a, b)]) for a, b in pairwise(ends)]
+
+    own, held = cut(train, list(map(len, trains))), iter(cut(test, list(map(len, tests))))
+    found = [(one, None if pair[1] is None else next(held)) for one, pair in zip(own, pairs, strict=True)]
+    return found, columns, note
+
+
+def _joined(tables: Sequence[Any], wheres: Sequence[str], domains: bool) -> Any:
+    """One table below the other."""
+    import pyarrow as pa
+
+    if not domains:  # each is one domain's or one client's, whatever its rows say
+        tables = [t.drop_columns([DOMAIN_COLUMN]) if DOMAIN_COLUMN in t.column_names else t for t in tables]
+    if len(tables) == 1:
+        return tables[0]
+    names = tables[0].column_names
+    for table, where in zip(tables, wheres, strict=False):
+        if odd := sorted(set(table.column_names) ^ set(names)):
+            raise FedfillError(
+                f"{where}: only this table or the first one has a column '{odd[0]}'; allowed: the same for all"
+            )
+        if not len(table):
+            raise FedfillError(f"{where}: found a table without rows; allowed: one row or more")
+    plain = [pa.table([_decoded(table.column(name)) for name in names], names=names) for table in tables]
+    try:
+        return pa.concat_tables(plain, promote_options="permissive")
+    except pa.ArrowException as error:
+        raise FedfillError(f"data: the tables' columns are of different kinds: {first_line(error)}") from error
+
+
+def _decoded(column: Any) -> Any:
+    """Categories as their words: each table numbers its own."""
+    import pyarrow as pa
+
+    return column.cast(column.type.value_type) if pa.types.is_dictionary(column.type) else column
