@@ -25,6 +25,7 @@ $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -m venv .venv
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@
+	@echo "Done. 'source .venv/bin/activate' once in each terminal, then 'fedfill --help'."
 
 demo: $(READY) ## compare one round of fed3r with FedAvg on ten unequal clients
 	$(BIN)/fedfill compare fedavg fedavg:head=ccvr fed3r local \
