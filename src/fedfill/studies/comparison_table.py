@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from fedfill.experiment.verdicts import uneven
 from fedfill.runs.shown import NOTHING, one_line, percent, size
 from fedfill.studies.comparison import Comparison, Row
-from fedfill.studies.sweep import sentence
 from fedfill.studies.verdicts import points
 
 MEANINGS = {
@@ -56,14 +55,13 @@ def table_of(comparison: Comparison) -> Table:
             figures[name] = _FIGURES[name]
     versus = f"- {comparison.baseline.label.partition(':')[0]}"
     first, *others = figures
-    swept = [sentence(row.sweep) for row in comparison.rows if row.sweep is not None]
     return Table(
         comparison.title,
         ("algorithm", first, versus, *others, "traffic", "sec."),
         tuple(_cells(comparison, row, [*figures.values()]) for row in comparison.rows),
         tuple(_meanings(comparison, [*figures], versus)),
         tuple(_budgets(comparison.rows)),
-        (*(f"not shared by {note}" for note in comparison.notes), *swept, *comparison.diverged),
+        (*(f"not shared by {note}" for note in comparison.notes), *comparison.diverged),
     )
 
 
