@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from fedfill.data.partitions import Partition
 from fedfill.data.samples import Samples
 from fedfill.data.sources import load
 from fedfill.data.stratified import Indices, hold_out
-from fedfill.errors import FedfillError, did_you_mean
+from fedfill.errors import FedfillError, did_you_mean, shown
 from fedfill.streams import numpy_stream
 
 
@@ -181,6 +182,8 @@ def _divided(
             + _few("too few for one", untested, members)
         )
     names = tuple(source.domains.names[home] for home in homes) if source.domains is not None else ()
+    if isinstance(partition, Mapping):
+        names = tuple(str(name).strip() for name in partition)
     return Federation(
         source.name, tuple(members), source.test, source.class_names, tuple(notes), "", names, source.columns
     )
@@ -217,6 +220,11 @@ def _parts(
         if clients is not None and clients != len(parts):
             raise FedfillError(f"clients: found {clients}, but the {kind} makes {len(parts)} partitions")
         return parts, f"Partition: by the {kind}, into {len(parts):,} clients; its draws come from its own seed."
+    if isinstance(partition, Mapping):
+        names = [str(name).strip() if isinstance(name, str | int) else "" for name in partition]
+        if not all(names) or len(set(names)) < len(names):
+            raise FedfillError(f"partition: found the clients {shown([*partition])}; allowed: names, each once")
+        partition = list(partition.values())
     if isinstance(partition, list | tuple):
         parts = partitions.from_indices(partition, len(labels), "the list")
         if clients is not None and clients != len(parts):
@@ -233,7 +241,7 @@ def _parts(
         )
     found = "none was given" if partition is None else f"found {kind}"
     raise FedfillError(
-        f"partition: {found}; allowed: a spec such as 'dirichlet:0.5', FILE.py:NAME, a function, a list of indices for each client, or a "
+        f"partition: {found}; allowed: a spec such as 'dirichlet:0.5', FILE.py:NAME, a function, a list of indices for each client, a dict of them by the clients' names, or a "
         "flwr_datasets partitioner"
     )
 

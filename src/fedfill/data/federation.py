@@ -83,7 +83,8 @@ class Federation:
         class_names: The classes' names in the order of their indices.
         notes: Sentences for people: where the test set comes from, how the data were divided.
         fingerprint: SHA-256 over every sample and who holds it.
-        domains: The name of each client's domain, where the data were divided by these; else empty.
+        domains: The name of each client's domain, where the data were divided by these, or of each client, where the partition names
+            them; else empty.
         columns: How rows of a table became inputs; None where the data are no table.
     """
 
@@ -136,6 +137,13 @@ class Federation:
     def client_names(self) -> list[str]:
         """For people: each client's number, and the name of its domain where it has one."""
         return [" ".join([str(i), *self.domains[i : i + 1]]) for i in range(len(self.clients))]
+
+    @property
+    def called(self) -> list[str]:
+        """What each client is called where no number stands beside it: ``north``; ``3 north`` of several there; else ``client 3``."""
+        if not self.domains:
+            return [f"client {i}" for i in range(len(self.clients))]
+        return list(self.domains) if len(set(self.domains)) == len(self.domains) else self.client_names
 
 
 def class_table(federation: Federation) -> tuple[list[str], list[list[Any]]]:

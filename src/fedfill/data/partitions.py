@@ -8,7 +8,7 @@ else than labels.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeGuard
 
 import numpy as np
@@ -33,8 +33,8 @@ class Partitioner(Protocol):
         """The rows of one partition, as a `datasets.Dataset`."""
 
 
-Partition = str | Partitioner | Callable[..., Any] | Sequence[Any]
-"""A spec, a partitioner, a function of one's own, or a list of indices for each client."""
+Partition = str | Partitioner | Callable[..., Any] | Sequence[Any] | Mapping[str, Any]
+"""A spec, a partitioner, a function of one's own, or a list of indices for each client, perhaps by their names."""
 
 
 def is_partitioner(value: Any) -> TypeGuard[Partitioner]:

@@ -52,8 +52,10 @@ class Columns:
         if not (self.numbers or self.words):
             return ()
         return (
-            "The means, deviations and words of the table's columns, by which inputs are scaled, come from its records without "
-            "noise, and are not in the account.",
+            (
+                "The means, deviations and words of the table's columns, by which inputs are scaled, come from its records without "
+                "noise, and are not in the account."
+            ),
         )
 
     @property

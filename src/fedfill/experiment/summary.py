@@ -75,6 +75,16 @@ class Result:
         plain = [{k: v for k, v in record.items() if not isinstance(v, list | dict)} for record in self.rounds]
         return pandas.DataFrame(plain).set_index("round")
 
+    def by_client(self) -> pandas.DataFrame:
+        """The clients after the last round: name, samples of the own test split (None: nobody knows), accuracy on it (NaN: it is empty)."""
+        import pandas
+
+        accuracies = self.summary["accuracy_by_client"]
+        names = self.summary.get("client_names") or [f"client {i}" for i in range(len(accuracies))]
+        sizes = self.summary.get("own_test_samples") or [None] * len(accuracies)
+        columns = {"client": names, "own_test_samples": sizes, "accuracy": accuracies}
+        return pandas.DataFrame(columns).astype({"accuracy": float}).set_index("client")
+
     def __repr__(self) -> str:
         return f"<Result: {self.title}: accuracy {self.summary['accuracy']:.4f} after {len(self.rounds)} rounds, in {self.directory}>"
 
@@ -169,6 +179,7 @@ def summarise(
         "balanced_accuracy": balanced_accuracy(last["accuracy_by_class"]),
         "largest_class": last.get("largest_class"),
         "accuracy_by_client": last["accuracy_by_client"],
+        "client_names": prepared.federation.called,
         # a party of a deployment knows nobody's
         "own_test_samples": own if any(own) else None,
         **({"validation_samples": held} if any(held) else {}),

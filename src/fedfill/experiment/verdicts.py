@@ -175,6 +175,8 @@ def of_run(summary: Mapping[str, Any], records: Sequence[Mapping[str, Any]]) -> 
         )
     if (behind := left_behind(summary)) is not None:
         worst, share, mean = behind
+        names = summary.get("client_names")
+        who = f"client {worst}" if names is None else names[worst]
         # nobody is told to take what the run has already
         others = ", ".join(name for name in ("pfed3r", "fedbn") if name != summary.get("algorithm"))
         tries = f"{'another' if personal else 'a'} personal model ({others})"
@@ -183,7 +185,7 @@ def of_run(summary: Mapping[str, Any], records: Sequence[Mapping[str, Any]]) -> 
         found.append(
             Verdict(
                 LEFT_BEHIND,
-                f"client {worst} is left behind: {share:.3f} on its own test split, where the mean over clients is {mean:.3f}; "
+                f"{who} is left behind: {share:.3f} on its own test split, where the mean over clients is {mean:.3f}; "
                 f"look at what it holds (fedfill partition), and try {tries}",
             )
         )

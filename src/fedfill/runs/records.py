@@ -81,6 +81,7 @@ class Summary(_Figures, _Costs):
     best_accuracy: Share | None = None
     best_round: Count | None = None
     own_test_samples: list[Count] | None = None
+    client_names: list[str] | None = None
     bytes_by_handler: dict[str, _Bytes] = {}
     machine: str = ""
     weights_sha256: str
@@ -92,6 +93,8 @@ class Summary(_Figures, _Costs):
     def _a_size_for_each_client(self) -> Summary:
         if self.own_test_samples is not None and len(self.own_test_samples) != len(self.accuracy_by_client):
             raise ValueError("own_test_samples and accuracy_by_client are not of the same clients")
+        if self.client_names is not None and len(self.client_names) != len(self.accuracy_by_client):
+            raise ValueError("client_names and accuracy_by_client are not of the same clients")
         return self
 
 

@@ -69,7 +69,8 @@ def run(
         data: A name of ``fedfill list datasets``; or ``(inputs, labels)`` arrays, with ``(test inputs, test labels)``
             behind them where there are any; a ``datasets.Dataset`` or ``DatasetDict``; a list with one of these for each client, or a
             dict with one for each domain.
-        partition: Words such as ``"dirichlet:0.5"`` or ``"domain"``; a list of indices for each client; a function of labels, a
+        partition: Words such as ``"dirichlet:0.5"`` or ``"domain"``; a list of indices for each client, or a dict of them by the clients'
+            names; a function of labels, a
             number of clients and a ``numpy.random.Generator`` that makes such lists, also as ``"FILE.py:NAME"``; or a partitioner object of
             ``flwr_datasets``.
         model: A name of ``fedfill list models``; a ``torch.nn.Module`` that has the parts which the algorithm names; or a class or

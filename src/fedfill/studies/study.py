@@ -181,7 +181,7 @@ def study(
         partition=None if isinstance(partition, str) else partition,
     )
     seen = look(federation)
-    where: Goal = goal_of(seen, bool(federation.domains)) if goal == "auto" else goal  # type: ignore[assignment]
+    where: Goal = goal_of(seen, bool(federation.domains) and isinstance(partition, str)) if goal == "auto" else goal  # type: ignore[assignment]
     private = words.get("target_epsilon") is not None
     if options.get("client_validation") is None:
         options["client_validation"] = validation_share(seen.samples)
