@@ -36,6 +36,9 @@ def drowned(moments: Tensor, std: float) -> bool:
     Args:
         moments: M with noise, ``[d, C]``, of centred features, C of 2 or more.
         std: Of the noise on each number, above 0.
+
+    Returns:
+        True where noise alone would look so.
     """
     d, classes = moments.shape
     free = d * max(classes - 1, 1)
