@@ -15,6 +15,11 @@ from fedfill.studies.saved import Run, saved_at
 def load(directory: Run, client: str | int | None = None, *, model: nn.Module | None = None) -> Model:
     """A trained model with its classes and its preprocessing.
 
+    Example::
+
+        model = fedfill.load("first")
+        model.predict("seven.png").classes
+
     Args:
         directory: A folder of `fedfill.export`, the directory of a finished run, or what `fedfill.run` returned.
         client: Whose model, by number or name, where clients have models of their own.
@@ -34,6 +39,11 @@ def predict(
     model: nn.Module | None = None, device: str = "auto", seen: Callable[[int], None] | None = None,
 ) -> Predictions:  # fmt: skip
     """What a trained model says of new images or of the rows of new tables.
+
+    Example::
+
+        found = fedfill.predict("first", ["seven.png", "photos/"])
+        found.classes, found.probabilities, found.top(3), found.to_csv()
 
     Args:
         directory: As for `load`.
