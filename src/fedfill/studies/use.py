@@ -61,4 +61,7 @@ def predict(
         FedfillError: Where there is no such model, or it takes no such files.
     """
     loaded = load(directory, client, model=model).to(choose_device(device))
-    return loaded.predict(list(paths) if isinstance(paths, Iterator) else paths, seen)
+    given = list(paths) if isinstance(paths, Iterator) else paths
+    return (
+        loaded.predict_files([], seen) if isinstance(given, list | tuple) and not given else loaded.predict(given, seen)
+    )
