@@ -72,8 +72,8 @@ if TYPE_CHECKING:
 
 
 def __dir__() -> list[str]:
-    """All public names, those that are not imported yet among them."""
-    return sorted({*globals(), *__all__})
+    """All public names, those that are not imported yet among them, and no helpers of this file."""
+    return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})
 
 
 def __getattr__(name: str) -> Any:

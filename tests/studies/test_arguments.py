@@ -87,7 +87,7 @@ def test_an_argument_of_another_kind(
     [
         ("predict", {"paths": [5]}, "data"),
         ("predict", {"paths": None}, "data"),
-        ("predict", {"paths": []}, "data"),
+        ("predict", {"paths": []}, "paths"),
         ("predict", {"paths": np.zeros((2, 3), np.float32)}, "data"),
         ("resume", {"algorithm": 5}, "algorithm"),
         ("resume", {"on_round": 5}, "on_round"),

@@ -86,6 +86,15 @@ class Source:
     domains: Domains | None = None
     columns: Columns | None = None
 
+    def __repr__(self) -> str:
+        """How many samples of what, and which classes."""
+        some = ", ".join(self.class_names[:5]) + (", ..." if len(self.class_names) > 5 else "")
+        shape = "x".join(map(str, self.train.inputs.shape[1:]))
+        return (
+            f"<Source: {self.name}, {len(self.train):,} samples for training and {len(self.test):,} for testing, inputs of {shape}, "
+            f"classes {some}>"
+        )
+
 
 Parts = Mapping[str, tuple[Part, Part | None]]
 """The training part and, where there is one, the test part of each domain, by its name."""

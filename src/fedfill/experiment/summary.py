@@ -86,7 +86,7 @@ class Result:
         return pandas.DataFrame(columns).astype({"accuracy": float}).set_index("client")
 
     def __repr__(self) -> str:
-        return f"<Result: {self.title}: accuracy {self.summary['accuracy']:.4f} after {len(self.rounds)} rounds, in {self.directory}>"
+        return f"<Result: {self.title}: accuracy {self.summary['accuracy']:.4f} after {len(self.rounds)} round{'s' if len(self.rounds) != 1 else ''}, in {self.directory}>"
 
     def _repr_html_(self) -> str:
         names = (

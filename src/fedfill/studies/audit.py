@@ -64,6 +64,11 @@ class Audit:
     findings: tuple[Finding, ...]
     document: dict[str, Any]
 
+    def __repr__(self) -> str:
+        """What was found of each claim."""
+        told = "; ".join(f"{one.released}: {one.verdict}" for one in self.findings) or "no claim to attack"
+        return f"<Audit: {told}{'' if self.path is None else f', in {self.path}'}>"
+
     @property
     def failed(self) -> bool:
         """Whether a claim of the ledger is refuted."""
@@ -84,6 +89,11 @@ def audit(
     **options: Unpack[Options],
 ) -> Audit:
     """Attack what the ledger claims of a run, or of an algorithm.
+
+    Example::
+
+        found = fedfill.audit("fed3r", target_epsilon=3.0)
+        found.failed, [(one.released, one.ledger_epsilon, one.found_epsilon) for one in found.findings]
 
     Args:
         subject: A run directory, or what `fedfill.run` returned, whose experiment is run again with canaries; or an algorithm, as in `fedfill.run`, which runs for

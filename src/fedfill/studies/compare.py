@@ -45,6 +45,11 @@ def compare(
 ) -> Comparison:
     """Run several algorithms over several seeds; every algorithm sees the same clients and the same data for a seed.
 
+    Example::
+
+        found = fedfill.compare(["fedavg", "fedprox:mu=0.01|0.1"], seeds=[0, 1, 2], clients=10, rounds=20)
+        found.to_frame()
+
     Args:
         algorithms: Names, ``"FILE.py:NAME"`` or classes of your own; texts may have settings behind them:
             ``"fedavg:latent_activation=none"``. A setting may have

@@ -52,6 +52,11 @@ def export(
 ) -> Exported:  # fmt: skip
     """Write a finished run's model for others to use.
 
+    Example::
+
+        exported = fedfill.export("runs/first", to="first")
+        fedfill.load("first").predict("photos/")
+
     Args:
         run: The run directory, or what `fedfill.run` returned.
         to: The folder: new, empty, or with an earlier export of the same run; None: ``model`` in the run directory.

@@ -37,6 +37,10 @@ class Measures:
     directory: Path
     document: dict[str, Any]
 
+    def __repr__(self) -> str:
+        """Whose they are, and where they lie."""
+        return f"<Measures: {len(self.document)} figures of synthetic samples, in {self.directory}>"
+
 
 @dataclass(frozen=True)
 class _Subject:
@@ -66,6 +70,10 @@ def measure(
     data_dir: str | Path | None = None, device: str | None = None, out: str | Path | None = None,
 ) -> Measures:  # fmt: skip
     """How good synthetic samples are: those in a finished run's checkpoint, or those of a file of `synthesise`.
+
+    Example::
+
+        fedfill.measure("made.safetensors").document
 
     Args:
         subject: The run directory, what `fedfill.run` returned, or the file.

@@ -29,6 +29,10 @@ def report(*paths: str | Path | Kept, out: str | Path | None = None) -> Path:
 
     The page is one file that asks for nothing else and needs no script. No data and no weights are read.
 
+    Example::
+
+        fedfill.report(fedfill.compare(["fedavg", "fed3r"]))
+
     Args:
         *paths: Folders of runs, finished or not, of comparisons, grids and studies, or what `fedfill.run`, `compare` and `study`
             returned. Several runs stand side by side.

@@ -35,6 +35,10 @@ def reproduce(
 ) -> Reproduction:
     """Run a paper's table, or some of its rows, and write the figures into its README.
 
+    Example::
+
+        fedfill.reproduce("sums-digits", seeds=[0])
+
     Args:
         table: A folder with ``table.toml``, or the name of one below ``experiments``.
         only: Names of rows; none: all of them.

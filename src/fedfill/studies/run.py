@@ -64,9 +64,15 @@ def run(
 ) -> Result:
     """Run one experiment.
 
+    Example::
+
+        result = fedfill.run("fedavg", data="digits", partition="dirichlet:0.5", clients=10, rounds=20)
+        result.summary["accuracy"], result.curve, result.to_frame(), result.by_client()
+
     Args:
         algorithm: A name of ``fedfill list algorithms``, or an `Algorithm` class of your own, as a class or as ``"FILE.py:NAME"``.
-        data: A name of ``fedfill list datasets``; or ``(inputs, labels)`` arrays, with ``(test inputs, test labels)``
+        data: A name of ``fedfill list datasets``; the path of a folder or a table; or a DataFrame with a column ``label``; ``(inputs,
+            labels)`` arrays, with ``(test inputs, test labels)``
             behind them where there are any; a ``datasets.Dataset`` or ``DatasetDict``; a list with one of these for each client, or a
             dict with one for each domain.
         partition: Words such as ``"dirichlet:0.5"`` or ``"domain"``; a list of indices for each client, or a dict of them by the clients'
@@ -120,6 +126,10 @@ def resume(
     """Continue a run that was stopped or killed, or give a finished one more rounds.
 
     It ends with the same bits as one that was not stopped, and that had so many rounds from the start.
+
+    Example::
+
+        fedfill.resume("runs/first", rounds=50)
 
     Args:
         directory: The run directory, or what `run` returned.

@@ -131,6 +131,11 @@ def study(
     It looks at them, screens a small set of methods that suit on one seed, runs the best on all seeds, and recommends one.
     Everything is chosen on the clients' validation splits. Called again with the same arguments it goes on where it stopped.
 
+    Example::
+
+        answer = fedfill.study(data="digits", clients=10, budget="10m")
+        print(answer)
+
     Args:
         data: As in `fedfill.run`.
         partition: As in `fedfill.run`.

@@ -40,12 +40,20 @@ class Synthesised:
     origin: Origin
     picture: Path | None
 
+    def __repr__(self) -> str:
+        """How many, and where they lie."""
+        return f"<Synthesised: {len(self.samples):,} samples, in {self.path}>"
+
 
 def synthesise(
     directory: str | Path | Kept, *, out: str | Path, per_class: int = 500, against: str | Path | None = None,
     data_dir: str | Path | None = None, device: str | None = None,
 ) -> Synthesised:  # fmt: skip
     """Let a finished run make synthetic samples, and write them as a file with a picture.
+
+    Example::
+
+        fedfill.synthesise("runs/gauss", out="made.safetensors", per_class=100)
 
     Args:
         directory: The run directory, or what `fedfill.run` returned.

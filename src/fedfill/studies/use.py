@@ -15,6 +15,11 @@ from fedfill.studies.saved import Run, saved_at
 def load(directory: Run, client: str | int | None = None, *, model: nn.Module | None = None) -> Model:
     """A trained model with its classes and its preprocessing.
 
+    Example::
+
+        model = fedfill.load("first")
+        model.predict("seven.png").classes
+
     Args:
         directory: A folder of `fedfill.export`, the directory of a finished run, or what `fedfill.run` returned.
         client: Whose model, by number or name, where clients have models of their own.
@@ -35,6 +40,11 @@ def predict(
 ) -> Predictions:  # fmt: skip
     """What a trained model says of new images or of the rows of new tables.
 
+    Example::
+
+        found = fedfill.predict("first", ["seven.png", "photos/"])
+        found.classes, found.probabilities, found.top(3), found.to_csv()
+
     Args:
         directory: As for `load`.
         paths: One or several: images, folders of images at any depth, Parquet files with images; of a table CSV and Parquet
@@ -51,4 +61,7 @@ def predict(
         FedfillError: Where there is no such model, or it takes no such files.
     """
     loaded = load(directory, client, model=model).to(choose_device(device))
-    return loaded.predict(list(paths) if isinstance(paths, Iterator) else paths, seen)
+    given = list(paths) if isinstance(paths, Iterator) else paths
+    return (
+        loaded.predict_files([], seen) if isinstance(given, list | tuple) and not given else loaded.predict(given, seen)
+    )
