@@ -1,18 +1,21 @@
-"""What docs/privacy.md says about the account of a run is what a run writes."""
+"""What docs/privacy.md and docs/privacy-feddpms.md say about the account of a run is what a run writes."""
 
 from __future__ import annotations
 
 import json
 import re
 from pathlib import Path
+from statistics import NormalDist
 from typing import Any
 
 import pytest
 
 import fedfill
 from fedfill.algorithms.feddpms import FedDPMS
+from fedfill.privacy.sums import mu_for
 
-PAGE = (Path(__file__).parents[2] / "docs" / "privacy.md").read_text()
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE, FEDDPMS_PAGE = ((DOCS / name).read_text() for name in ("privacy.md", "privacy-feddpms.md"))
 TINY: dict[str, Any] = {"clients": 4, "rounds": 3, "data_fraction": 0.2, "local_epochs": 1, "preliminary_rounds": 1}
 
 
@@ -59,7 +62,19 @@ def test_the_table_lists_every_entry_of_a_run(mechanism: str, tmp_path: Path) ->
 def test_settings_that_the_page_names_exist() -> None:
     fields = FedDPMS.model_fields
     assert fields["latent_bound"].default == "auto"
-    assert "| `auto`, the default |" in PAGE
+    assert "| `auto`, the default |" in FEDDPMS_PAGE
     for name in ("latent_bound", "latent_clip", "max_candidates", "noise", "alpha"):
         assert name in fields
-        assert re.search(rf"`{name}\b", PAGE)
+        assert re.search(rf"`{name}\b", FEDDPMS_PAGE)
+
+
+def test_what_a_guesser_reaches_follows_from_epsilon() -> None:
+    """The best test between two normal laws that are mu apart: Phi(mu / 2) right, and the power at 1 in 100."""
+    rows = re.findall(r"^\| ([\d.]+) \| (\d+) \| ([\d.]+) \|$", PAGE, re.MULTILINE)
+    assert [float(row[0]) for row in rows] == [0.5, 1, 3, 8, 20]
+    normal = NormalDist()
+    for epsilon, right, found in rows:
+        mu = mu_for(float(epsilon), 1e-5)
+        assert float(right) == round(100 * normal.cdf(mu / 2))
+        power = 100 * normal.cdf(normal.inv_cdf(0.01) + mu)
+        assert float(found) == round(power, len(found.partition(".")[2]))
