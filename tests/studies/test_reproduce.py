@@ -267,7 +267,7 @@ def test_other_slips(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.chdir(tmp_path)
     with refused("only", "FedAvgg", "FedAvg"):
         reproduce(folder, only=["FedAvgg"])
-    with refused("only", "a text"):
+    with refused("only", "'FedAvg'", "a list"):
         reproduce(folder, only="FedAvg")
     for seeds in ([-1], ["a"], [1.5], [True]):
         with refused("seed", "a whole number"):
