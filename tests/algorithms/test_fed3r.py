@@ -205,6 +205,15 @@ def test_a_sharper_head_says_the_same() -> None:
     assert np.allclose(head_of(fitted(Fed3R(scale=7), points, model=model))[0], 7 * plain, rtol=1e-5)
 
 
+def test_normed_columns_keep_the_scale_of_their_scores() -> None:
+    """Each class's weights have the mean length of those that tau was found for, times tau."""
+    points, model = bundles(80, 60, 70), Plane(4, 3)
+    sharp, normed = (head_of(fitted(Fed3R(column_norm=norm), points, model=model))[0] for norm in (False, True))
+    lengths = np.linalg.norm(sharp, axis=0)
+    assert lengths.std() > 0.01 * lengths.mean()
+    assert np.allclose(np.linalg.norm(normed, axis=0), lengths.mean(), rtol=1e-4)
+
+
 def real_digits(features: int, records: int, wrong: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The 8 x 8 digits as random ReLU features of length 1, some labels drawn anew; to fit and to try."""
     bunch, draw = load_digits(), torch.Generator().manual_seed(0)

@@ -213,6 +213,14 @@ def sharpness(spectrum: Spectrum, lam: float, sums: Weights) -> float:
     the mean leverage df / n stands for each. Then the mean scores of a record's own class and of another are
     (a - h) / (1 - h) and b / (1 - h), and their variance is v / (1 - h)^2. The difference of two scores varies twice as
     much, if they are independent.
+
+    Args:
+        spectrum: Of the sums, without noise.
+        lam: Lambda.
+        sums: M ``[d, C]`` as ``moments``, and N ``[C]`` as ``counts``.
+
+    Returns:
+        From 1 to 1,000.
     """
     counts, classes = sums["counts"], len(sums["counts"])
     n, weight = float(counts.sum()), spectrum.solution(lam).weight
