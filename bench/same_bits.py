@@ -5,7 +5,8 @@ SHA-256 of the final weights, the bytes of each exchange and the privacy account
 for each case. It ends with 1 where anything differs. The options hold every setting that can change a bit, so another
 default changes nothing here.
 
-``--record`` runs the cases of `CASES` and writes ``same_bits.json`` anew.
+``--record`` writes ``same_bits.json`` anew: with the options that are kept of a case, and for a new case of `CASES`
+with its own.
 
 Bits depend on the kind of processor and on the version of torch, so only runs of one machine can be compared. The
 script warns where ``same_bits.json`` is of another machine; differences then say nothing. Record on the commit before
@@ -286,17 +287,17 @@ def complete(options: dict[str, Any], folder: Path) -> dict[str, Any]:
     return {**options, **settings, **{f"model.{key}": value for key, value in models.items()}}
 
 
-def record(name: str, workers: int) -> dict[str, Any]:
-    """A case as it is kept, with the machine's words beside it."""
-    options = {**COMMON, **CASES[name]}
+def record(name: str, kept: dict[str, Any] | None, workers: int) -> dict[str, Any]:
+    """A case as it is kept, with the machine's words beside it; by the options kept of it, if any."""
+    options = without_idle(kept["options"]) if kept else {**COMMON, **CASES[name]}
     with tempfile.TemporaryDirectory() as place:
         result = run(name, options, Path(place) / "run", workers)
-        kept = {"options": complete(options, result.directory), **found(result)}
+        case = {"options": complete(options, result.directory), **found(result)}
         if name.endswith(RESUMED):
             whole = found(run(name.removesuffix(RESUMED), options, Path(place) / "whole", workers))
-            if differences(whole, kept):
-                raise RuntimeError(f"{name}: a resumed run differs from a whole one: {differences(whole, kept)}")
-    return {**kept, "machine": result.summary["machine"]}
+            if differences(whole, case):
+                raise RuntimeError(f"{name}: a resumed run differs from a whole one: {differences(whole, case)}")
+    return {**case, "machine": result.summary["machine"]}
 
 
 def differences(kept: dict[str, Any], now: dict[str, Any]) -> list[str]:
@@ -337,11 +338,11 @@ def other_machine(there: dict[str, str]) -> str:
 
 
 def record_all(names: list[str], document: dict[str, Any], workers: int) -> None:
-    """Run cases as they stand here, and keep them beside the others of a document."""
+    """Run cases here, and keep them beside the others of a document."""
     words = {**machine(), "fedfill": fedfill.__version__}
     for name in names:
         start = time.perf_counter()
-        case = record(name, workers)
+        case = record(name, document["cases"].get(name), workers)
         words["summary"] = case.pop("machine")
         document["cases"][name] = case
         print(f"recorded {name} ({time.perf_counter() - start:.1f} s)", flush=True)
@@ -388,11 +389,9 @@ def main() -> int:
     arguments = parser.parse_args()
     document = json.loads(KEPT.read_text()) if KEPT.exists() else {"machine": {}, "cases": {}}
     other = other_machine(document["machine"])
-    if arguments.record and not arguments.only:
-        document = {"cases": {}}
-    elif other and arguments.record:
+    if other and arguments.record and arguments.only:
         parser.error(f"{KEPT.name} is of another machine ({other}); record all cases, without --only")
-    elif other:
+    elif other and not arguments.record:
         print(f"warning: {KEPT.name} is of another machine ({other}); only runs of one machine can be compared")
     known = list(CASES if arguments.record else document["cases"])
     if unknown := [name for name in arguments.only or [] if name not in known]:

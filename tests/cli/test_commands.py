@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from PIL import Image
@@ -77,15 +79,19 @@ def test_empty_data_folder(elsewhere: Path) -> None:
     assert "'mine'" in refused(["run", "fedavg", *TINY, "--data-dir", "empty", "--data", "mine"], "data")
 
 
-def test_run_tells_of_each_step_before_the_first_round(tmp_path: Path) -> None:
+@pytest.mark.parametrize("pause", [0.0, 5.0])  # seconds between two looks at the clock
+def test_run_tells_of_the_long_steps_before_the_first_round(
+    pause: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ticks = itertools.count(0.0, pause)
+    monkeypatch.setattr("fedfill.runs.progress.time", SimpleNamespace(monotonic=lambda: next(ticks)))
     tiny = ("gan_iterations=3", "gan_chunk=2", "gan_width=4", "images_per_client=4", "local_steps=1", "server_steps=1")
     settings = [word for pair in tiny for word in ("--set", pair)]
     result = fedfill_("run", "sdafl", "--clients", "3", "--rounds", "1", "--out", str(tmp_path / "r"), *settings)
     assert result.exit_code == 0
     lines = [line for line in result.stderr.splitlines() if "preparation" in line or ": round" in line]
-    assert [line.split(", ")[0].split(": ")[1] for line in lines] == [
-        "preparation 1/3", "preparation 2/3", "preparation 3/3", "round 1/1",
-    ]  # fmt: skip
+    steps = ["preparation 1/3", "preparation 2/3"] if pause else []
+    assert [line.split(", ")[0].split(": ")[1] for line in lines] == [*steps, "preparation 3/3", "round 1/1"]
 
 
 TABLE = """

@@ -124,6 +124,7 @@ def stages() -> Iterator[Callable[[str, int], Callable[[str], OnRound]]]:
     task: TaskID = bar.add_task("", total=None, figure="", left="")
     said: list[str] = []
     warned: set[str] = set()
+    spoken = time.monotonic()
 
     def announce(text: str) -> None:
         if live():
@@ -143,6 +144,7 @@ def stages() -> Iterator[Callable[[str, int], Callable[[str], OnRound]]]:
         bar.reset(task, total=None, description=label, figure="", left=bar.tasks[task].fields["left"])
 
         def on_round(record: dict[str, Any], rounds: int) -> None:
+            nonlocal spoken
             if "round" in record:
                 done, total, when = record["round"], rounds, f"round {record['round']}"
                 clock.done(done / total)
@@ -152,7 +154,10 @@ def stages() -> Iterator[Callable[[str, int], Callable[[str], OnRound]]]:
             left, of_all = clock.left(), f" of {stage or 'all'}" if clock.runs > 1 else ""
             after = "" if left is None else f"about {duration(left)} left{of_all}"
             if not live():
-                say(f"{label}: {when}/{total}, {figure}, {record['seconds']:.1f} s")
+                # steps of a tenth of a second would fill a log
+                if "round" in record or done == total or time.monotonic() - spoken >= 5:
+                    say(f"{label}: {when}/{total}, {figure}, {record['seconds']:.1f} s")
+                    spoken = time.monotonic()
             elif bar.tasks[task].total != total:
                 bar.reset(task, total=total, completed=done, figure=figure, left=after)
             else:
