@@ -2,6 +2,7 @@
 
 import json
 
+import pytest
 from typer.testing import CliRunner
 
 from fedfill.algorithms.dpfedavg import DPFedAvg
@@ -36,9 +37,20 @@ def test_no_guarantee_is_told_in_words():
     assert "Membership: by the loss of its update" in words
 
 
-def test_a_slip_is_one_sentence():
+def test_a_slip_is_one_sentence(tmp_path):
     found = called("fedavgg", *SMALL)
     assert found.exit_code == 2
+    nothing = called(str(tmp_path / "nope"))
+    assert nothing.exit_code == 2
+    assert "holds no run" in " ".join(nothing.output.split())
+
+
+def test_a_place_that_cannot_be_written_is_found_before_the_attacks(tmp_path, monkeypatch):
+    monkeypatch.setattr("fedfill.studies.audit._run", lambda *_: pytest.fail("it began"))
+    (tmp_path / "file").write_text("")
+    found = called("dpfedavg", *SMALL, "--out", str(tmp_path / "file" / "deep"))
+    assert found.exit_code == 2
+    assert "can't write" in " ".join(found.output.split())
 
 
 def test_a_run_is_audited_where_it_lies(tmp_path):

@@ -46,6 +46,18 @@ def test_from_a_run_to_predictions(elsewhere: Path, images: list[str]) -> None:
     assert json.loads((elsewhere / "run/model/model.json").read_text())["run"]["algorithm"] == "fedavg"
 
 
+def test_nothing_but_earlier_predictions_is_replaced(elsewhere: Path, images: list[str]) -> None:
+    """Least of all what was read."""
+    (elsewhere / "notes.csv").write_text("a,b\n1,2\n")
+    refused(["predict", "run", *images, "--out", "notes.csv"], "out")
+    before = (elsewhere / images[0]).read_bytes()
+    refused(["predict", "run", *images, "--out", images[0]], "out")
+    assert (elsewhere / images[0]).read_bytes() == before
+    assert (elsewhere / "notes.csv").read_text() == "a,b\n1,2\n"
+    for top in ("1", "2", "1"):
+        assert fedfill_("predict", "run", *images, "--out", "found.csv", "--top", top).exit_code == 0
+
+
 def test_a_note_does_not_disturb_what_is_piped(elsewhere: Path, images: list[str]) -> None:
     Image.new("L", (9, 9)).save(elsewhere / "large.png")
     found = fedfill_("predict", "run", *images, "large.png")

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas
 import pytest
 from tests.helpers import refused
 
@@ -148,13 +149,28 @@ def test_slips_are_found_before_anything_runs(given: dict[str, Any], facts: tupl
 
 def test_the_command_has_every_word_that_was_given() -> None:
     """A network of its own too, and nothing for what was not given."""
-    found = [candidate("scaffold:mu=0.1", 0.9, rounds=7)]
     given = {"data": "digits", "model": "cnn2", "data_dir": None, "client_validation": 0.2, "momentum": 0.5}
-    train, *_ = commands_for("scaffold:mu=0.1", found, given)
+    train, *_ = commands_for("scaffold:mu=0.1", 7, given)
     assert shlex.split(train) == [
         "fedfill", "run", "scaffold", "--data", "digits", "--model", "cnn2", "--set", "momentum=0.5", "--rounds", "7",
         "--set", "mu=0.1", "--out", "runs/model",
     ]  # fmt: skip
+
+
+def test_a_budget_cuts_the_study_and_not_the_model_in_use(tmp_path: Path) -> None:
+    given = {**SMALL, **QUICK, "rounds": 9, "seeds": [0], "data_fraction": 0.1}
+    found = study(**given, out=tmp_path / "s", budget=0.001)
+    assert found.recommendation is not None
+    rounds = next(one.rounds for one in found.finalists if one.label == found.recommendation.label)
+    once = found.recommendation.label.startswith("fed3r")
+    assert found.plan.rounds < 9
+    assert f"--rounds {rounds if once else 9} " in found.commands[0]
+
+
+def test_a_frame_and_lists_of_rows_are_called_what_came_from_python() -> None:
+    frame = pandas.DataFrame({"a": [1.0], "label": ["x"]})
+    assert studying._shown(frame, [[0]], "auto") == {"data": ..., "partition": ...}
+    assert studying._shown("digits", "iid", "cnn2") == {"data": "digits", "partition": "iid", "model": "cnn2"}
 
 
 def test_methods_that_cannot_take_a_setting_are_left_out_and_named(tmp_path: Path) -> None:

@@ -211,8 +211,8 @@ def sharpness(spectrum: Spectrum, lam: float, sums: Weights) -> float:
 
     A record that is left out has the residual r / (1 - h), with its leverage h. As in generalised cross-validation,
     the mean leverage df / n stands for each. Then the mean scores of a record's own class and of another are
-    (a - h) / (1 - h) and b / (1 - h), and their variance is v / (1 - h)^2. The difference of two scores varies twice as
-    much, if they are independent.
+    (a - h) / (1 - h) and b / (1 - h), and their variance is v / (1 - h)^2. The difference of two scores is
+    given twice the variance, as if they were independent; they are not (docs/algorithms/fed3r.md).
 
     Args:
         spectrum: Of the sums, without noise.

@@ -14,6 +14,7 @@ import fedfill
 from fedfill.cli import terminal
 from fedfill.cli.options import FIELDS, Options, takes
 from fedfill.cli.slips import check_algorithms
+from fedfill.errors import FedfillError
 
 if TYPE_CHECKING:
     from fedfill.studies.audit import Audit
@@ -40,6 +41,8 @@ def audit(
 ) -> None:
     """Attack what the account of privacy claims: a bound from below."""
     if not (Path(subject) / "experiment.toml").exists():
+        if Path(subject).is_dir() or (len(Path(subject).parts) > 1 and ".py:" not in subject):
+            raise FedfillError(f"audit: {subject} holds no run (there is no experiment.toml)")
         check_algorithms([subject])
     given: dict[str, Any] = {"level": level, **options}
     found = fedfill.audit(subject, canaries=canaries, repeats=repeats, confidence=confidence, out=out, **given)

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from fedfill.studies.export import Exported
     from fedfill.studies.model import Predictions
 
+HEADERS = (b"file,row,class,probability", b"file,row,rank,class,probability")
+"""First lines of what `predict` writes."""
+
 
 @takes({"data_dir"}, data_dir="With --pt2 and --onnx: another folder with the run's data. [default: the run's]")
 def export(
@@ -70,8 +73,8 @@ def predict(
     ] = None,
 ) -> None:
     """Predict the classes of new images or of new rows of a table."""
-    if output is not None and output.is_dir():
-        raise FedfillError(f"out: {output} is a folder; allowed: a file, such as {output / 'predictions.csv'}")
+    if output is not None:
+        _check_place(output)
     with _status("predicting", True) as status:
         seen = None if status is None else lambda n: status.update(f"predicting: {n:,} done")
         found = fedfill.predict(directory, paths, client, seen=seen, **options)
@@ -86,6 +89,24 @@ def predict(
         out.file.write(found.to_csv(top))
     for note in found.notes:
         err.print(note, width=min(err.width, READABLE))
+
+
+def _check_place(place: Path) -> None:
+    """Refuse a folder, and a file that is something else than earlier predictions."""
+    if place.is_dir():
+        raise FedfillError(f"out: {place} is a folder; allowed: a file, such as {place / 'predictions.csv'}")
+    if not place.exists():
+        return
+    try:
+        ours = place.is_file()
+        with place.open("rb") if ours else nullcontext() as file:
+            ours = file is not None and file.readline(200).rstrip() in (b"", *HEADERS)
+    except OSError as error:
+        raise FedfillError(f"out: can't read {place} ({error.strerror or error}); name another place") from error
+    if not ours:
+        raise FedfillError(
+            f"out: {place} is there and holds no predictions of fedfill; remove it, or name another place"
+        )
 
 
 def _status(text: str, wanted: bool) -> Any:

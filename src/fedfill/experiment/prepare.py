@@ -92,7 +92,7 @@ def prepare(
         absent = given is None and what not in experiment.own
         if absent and word.split(":")[0] == PYTHON and (federation is None or what == "model"):
             raise FedfillError(
-                f"{what}: this experiment's {what} came from Python; give the same again to fedfill.resume or fedfill.run there"
+                f"{what}: this experiment's {what} came from Python; call fedfill there and give the same again ({what}=...)"
             )
     if model is None:
         model = network_of(experiment)

@@ -1,8 +1,8 @@
 """How sharp a softmax of least-squares scores may be, where nothing but their means and variance is known.
 
-The worst of all distributions with a given mean and variance bounds the cross-entropy, as in distributionally robust
-optimisation (Scarf 1958, "A min-max solution of an inventory problem"; Delage and Ye 2010). The use for the scores of
-a ridge regression is ours.
+The worst of all distributions with a given mean and variance bounds the cross-entropy where a record's margins over
+all other classes are alike, as in distributionally robust optimisation (Scarf 1958, "A min-max solution of an
+inventory problem"; Delage and Ye 2010). The use for the scores of a ridge regression is ours, and a rule, no bound.
 """
 
 from __future__ import annotations

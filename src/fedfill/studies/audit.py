@@ -134,6 +134,10 @@ def audit(
         raise FedfillError(
             f"level: found client with {experiment.algorithm}, which protects no client as a whole; allowed: record, auto"
         )
+    folder = place if folder is None else folder
+    if folder is not None:
+        with writing(folder):  # before the attacks, which take long
+            folder.mkdir(parents=True, exist_ok=True)
     findings: list[Finding] = []
     bare: dict[str, Any] = {}
     if private and level != "record":
@@ -151,10 +155,8 @@ def audit(
         "delta": experiment.delta, "confidence": confidence, "findings": [finding.document() for finding in findings],
         "without_guarantee": bare, "seconds": time.perf_counter() - began,
     }  # fmt: skip
-    folder = place if folder is None else folder
     if folder is not None:
         with writing(folder):
-            folder.mkdir(parents=True, exist_ok=True)
             write_atomically(folder / "audit.json", to_json(document))
     return Audit(None if folder is None else folder / "audit.json", tuple(findings), document)
 

@@ -225,7 +225,8 @@ def _compared(chosen: Candidate, others: Sequence[Candidate]) -> tuple[str, list
     )
     plain = next((candidate for candidate in others[1:] if candidate.label == "fedavg"), None)
     if plain is not None and (gain := chosen.over(plain)) is not None:
-        sentences.append(f"over plain FedAvg it gains {points(gain)} points")
+        doubt = ", which is within the noise" if gain.within_noise and gain.half_width is not None else ""
+        sentences.append(f"over plain FedAvg it gains {points(gain)} points{doubt}")
     return sure, sentences
 
 

@@ -24,7 +24,7 @@ from fedfill.studies.compare import shared_settings, taken
 from fedfill.studies.comparison import Comparison
 from fedfill.studies.look import Look, look
 from fedfill.studies.recommend import Asked, Candidate, Recommendation, candidates, choose, document, recommend
-from fedfill.studies.rules import REFERENCES, Entry, Goal, entries, goal_of, left_out, validation_share
+from fedfill.studies.rules import REFERENCES, SUMS, Entry, Goal, entries, goal_of, left_out, validation_share
 from fedfill.studies.stages import (
     FINAL,
     PROBE,
@@ -237,9 +237,12 @@ def study(
     references = references_of(stages, plan, finalists, where, private, [entry.label for entry in beside])
     asked = Asked(rounds, len(numbers), seconds, stages.elapsed, private, str(words.get("trust", "site")))
     answer = recommend(finalists, references, where, asked)
-    commands = (
-        () if answer is None else commands_for(answer.label, finalists, {**words, **_shown(data, partition, model)})
-    )
+    commands: Sequence[str] = ()
+    if answer is not None:
+        once = {entry.label for entry in tried if entry.kind == SUMS}
+        took = next(candidate.rounds for candidate in finalists if candidate.label == answer.label)
+        train = took if answer.label in once else max(took, rounds)  # a budget cuts the study and not the model in use
+        commands = commands_for(answer.label, train, {**words, **_shown(data, partition, model)})
     missing = {**refused, **left_out(tried, known_algorithms(), private)}
     record |= {
         "finalists": [document(c) for c in finalists],
@@ -361,17 +364,20 @@ def _named(data: Any, partition: Any) -> dict[str, Any]:
     }
 
 
+def _auto(value: Any) -> bool:
+    return isinstance(value, str) and value == "auto"  # a table's == is a table
+
+
 def _shown(data: Any, partition: Any, model: Any) -> dict[str, Any]:
     """Data, partition and network as they were given, in words where they can be typed again; `...` where they came from Python."""
     given = {"data": data, "partition": partition, "model": model}
-    return {name: value if isinstance(value, str) else ... for name, value in given.items() if value != "auto"}
+    return {name: value if isinstance(value, str) else ... for name, value in given.items() if not _auto(value)}
 
 
-def commands_for(label: str, finalists: Sequence[Candidate], given: Mapping[str, Any]) -> list[str]:
+def commands_for(label: str, rounds: int, given: Mapping[str, Any]) -> list[str]:
     """How to train the method, none of the samples kept for validation, and how to use it."""
     name, _, rest = label.partition(":")
     own = dict(pair.split("=", 1) for pair in re.split(r",(?![^(]*\))", rest) if pair)
-    rounds = next(candidate.rounds for candidate in finalists if candidate.label == label)
     dropped = {"client_validation", "rounds"}
     options = {key: value for key, value in given.items() if key not in dropped and value is not None}
     if ... in options.values():
