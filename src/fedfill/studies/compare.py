@@ -70,7 +70,7 @@ def compare(
         All runs, with means and deviations; of alternatives, those of the chosen one.
 
     Raises:
-        FedfillError: Where anything is not allowed, nobody has a setting, or every run diverged.
+        FedfillError: Where anything is not allowed, nobody has a setting, or every run diverged (`DivergedError`).
     """
     expect("on_run", on_run, Callable | None, A_FUNCTION)
     found = plan(algorithms, seeds=seeds, out=out, data=data, partition=partition, model=model, **settings)
@@ -174,7 +174,7 @@ def carry_out(found: Plan, on_run: Callable[[str, int], OnRound | None] | None, 
                     diverged[label].append(f"{label}, seed {seed}: {error}")
     rows = tuple(_row(label, expanded, results) for label, expanded in asked.items())
     if not any(row.finished for row in rows):
-        raise FedfillError(f"compare: no run came to its end; {next(filter(None, diverged.values()))[0]}")
+        raise DivergedError(f"compare: no run came to its end; {next(filter(None, diverged.values()))[0]}")
     comparison = Comparison(
         rows, tuple(seeds), out, next(row for row, expanded in zip(rows, asked.values(), strict=True) if found.baseline in expanded),
         notes=tuple(f"{row.label}: {what}" for row in rows for what in found.unlike[row.label]),
