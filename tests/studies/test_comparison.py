@@ -157,6 +157,13 @@ def test_the_same_accuracy_on_every_seed_is_no_certain_zero(tmp_path: Path) -> N
     assert alike.sentence.startswith("as accurate as fedavg on every seed: fedprox;")
 
 
+def test_seeds_that_are_alike_give_no_interval(tmp_path: Path) -> None:
+    (base,) = rows(tmp_path, fed3r=[1.0, 1.0])
+    write_files(Comparison((base,), (0, 1), tmp_path, base))
+    found = next(line for line in lines(tmp_path / "table.csv") if line["figure"] == "accuracy")
+    assert [found[name] for name in ("mean", "deviation", "low", "high", "n")] == ["1.0", "0.0", "", "", "2"]
+
+
 def test_rows_with_fewer_rounds_are_named(tmp_path: Path) -> None:
     base = Row("fedavg", (result(tmp_path, "fedavg", 0, 0.5),))
     others = [Row(label, (result(tmp_path, label, 0, 0.6, rounds=1),)) for label in ("fed3r", "fedcgs")]
