@@ -142,6 +142,8 @@ def test_all_pairs_by_hand(tmp_path: Path) -> None:
     # -0.2 on both seeds: no interval
     assert [alike[name] for name in ("low", "high", "low_of_all", "high_of_all")] == [""] * 4
     assert [line["figure"] for line in own] == ["mean_client_accuracy"] * 3
+    # three pairs of one figure, and not six of both: the same figures have the same ends
+    assert [float(own[0][name]) for name in ("mean", "low", "high", "low_of_all", "high_of_all")] == ends
 
 
 def test_the_same_accuracy_on_every_seed_is_no_certain_zero(tmp_path: Path) -> None:

@@ -99,9 +99,10 @@ def _curves(comparison: Comparison) -> str:
 
 
 def _pairs(comparison: Comparison) -> str:
-    """One line for each pair of rows and figure: the paired difference, its 95 % interval, and that which holds for all pairs together.
+    """One line for each pair of rows and figure: the paired difference, its 95 % interval, and that which holds for all pairs of this figure.
 
-    The second one is Bonferroni's: each of m intervals holds with 1 - .05/m, so that all of them hold with .95 or more.
+    The second one is Bonferroni's, for each figure by itself: each of its m intervals, one for each pair, holds with 1 - .05/m, so that all
+    m hold with .95 or more. Of the intervals of both figures together nothing is said.
     """
     pairs = list(itertools.combinations(comparison.rows, 2))
 
