@@ -218,13 +218,18 @@ def test_a_study_and_a_grid_are_tracked_run_by_run(elsewhere: Path, monkeypatch:
     ]
     assert fedfill_("study", *small, "--seeds", "0", "--track", "mlflow").exit_code == 0
     assert len(names) == len(set(names))  # the same method comes again in a later stage
-    assert {name.partition("-")[0] for name in names} == {"screen", "final", "reference"}
+    assert {name.split("-")[1] for name in names} == {"screen", "final", "reference"}
+    assert {name.split("-")[0] for name in names} == {"study"}
     names.clear()
     (elsewhere / "g.toml").write_text(
         'algorithms = ["fedavg"]\nseeds = [0]\n[options]\nrounds = 1\nlocal_epochs = 1\ndata_fraction = 0.3\n[grid]\nclients = [2, 3]\n'
     )
     assert fedfill_("grid", "g.toml", "--track", "mlflow").exit_code == 0
-    assert names == ["clients=2: fedavg-seed0", "clients=3: fedavg-seed0"]
+    assert names == ["grid-clients=2: fedavg-seed0", "grid-clients=3: fedavg-seed0"]
+    names.clear()
+    for out in ("one", "two"):
+        assert fedfill_("compare", "fedavg", *small, "--seeds", "0", "--out", out, "--track", "mlflow").exit_code == 0
+    assert names == ["one-fedavg-seed0", "two-fedavg-seed0"]
 
 
 @pytest.mark.parametrize("command", [["study"], ["grid", "g.toml"], ["compare", "fedavg"]])

@@ -142,6 +142,8 @@ def test_all_pairs_by_hand(tmp_path: Path) -> None:
     # -0.2 on both seeds: no interval
     assert [alike[name] for name in ("low", "high", "low_of_all", "high_of_all")] == [""] * 4
     assert [line["figure"] for line in own] == ["mean_client_accuracy"] * 3
+    # three pairs of one figure, and not six of both: the same figures have the same ends
+    assert [float(own[0][name]) for name in ("mean", "low", "high", "low_of_all", "high_of_all")] == ends
 
 
 def test_the_same_accuracy_on_every_seed_is_no_certain_zero(tmp_path: Path) -> None:
@@ -155,6 +157,13 @@ def test_the_same_accuracy_on_every_seed_is_no_certain_zero(tmp_path: Path) -> N
     assert "nothing follows of chance" in highest.sentence
     assert alike.kind == WITHIN_NOISE
     assert alike.sentence.startswith("as accurate as fedavg on every seed: fedprox;")
+
+
+def test_seeds_that_are_alike_give_no_interval(tmp_path: Path) -> None:
+    (base,) = rows(tmp_path, fed3r=[1.0, 1.0])
+    write_files(Comparison((base,), (0, 1), tmp_path, base))
+    found = next(line for line in lines(tmp_path / "table.csv") if line["figure"] == "accuracy")
+    assert [found[name] for name in ("mean", "deviation", "low", "high", "n")] == ["1.0", "0.0", "", "", "2"]
 
 
 def test_rows_with_fewer_rounds_are_named(tmp_path: Path) -> None:

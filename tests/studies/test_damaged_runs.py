@@ -95,6 +95,46 @@ def test_no_edit_ends_in_a_traceback(tmp_path: Path, name: str):
     assert told > kept
 
 
+@pytest.mark.parametrize("damage", [b"", b"null\n", b"\x00\xff\xfe", None, "short"])
+def test_a_finished_run_without_all_its_rounds_is_told(tmp_path: Path, damage: bytes | str | None):
+    run = run_folder(tmp_path / "run")
+    path = run / "rounds.jsonl"
+    if isinstance(damage, bytes):
+        path.write_bytes(damage)
+    elif damage is None:
+        path.unlink()
+    else:
+        path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
+    with refused("report", path, "damaged", "2 rounds" if damage == "short" else "0 rounds"):
+        fedfill.report(run)
+    assert not (run / "report.html").exists()
+
+
+def test_run_and_compare_read_no_damaged_run(tmp_path: Path):
+    settings: dict[str, Any] = {"clients": 2, "data_fraction": 0.1, "rounds": 2, "local_epochs": 1, "model": "mlp"}
+    out = tmp_path / "comparison"
+
+    def compare() -> Any:
+        return fedfill.compare(["fedavg"], seeds=[0], out=out, quiet=True, **settings)
+
+    compare()
+    table, run = (out / "table.md").read_bytes(), out / "fedavg-seed0"
+    for name, at, value in (
+        ("summary.json", ("accuracy",), 7), ("summary.json", ("accuracy",), "high"), ("summary.json", ("dataset",), ...),
+        ("summary.json", ("rounds",), "x"), ("rounds.jsonl", (1, "accuracy"), "high"),
+    ):  # fmt: skip
+        whole = read(run / name)
+        edit(run / name, whole, at, value)
+        for call in (compare, lambda: fedfill.run("fedavg", seed=0, out=run, quiet=True, **settings)):
+            with refused("out", run / name, "damaged"):
+                call()
+        assert (out / "table.md").read_bytes() == table
+        (run / name).write_text(
+            "".join(json.dumps(line) + "\n" for line in (whole if isinstance(whole, list) else [whole]))
+        )
+    assert compare().rows[0].finished[0].was_finished
+
+
 def test_figures_that_do_not_fit_together(tmp_path: Path):
     run = run_folder(tmp_path / "run")
     toml = run / "experiment.toml"

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from tests.helpers import refused
 
+import fedfill
 from fedfill.studies.comparison import read_comparison
 from fedfill.studies.grid import combinations, markdown, read_grid, run_grid
 
@@ -51,13 +52,16 @@ def test_each_is_a_comparison(file: Path, tmp_path: Path) -> None:
     folders = sorted(path.name for path in (tmp_path / "out").iterdir() if path.is_dir())
     assert folders == ["partition=classes-5-clients=2", "partition=iid-clients=2"]
     for cell, folder in zip(cells, reversed(folders), strict=True):
+        assert cell.comparison is not None
         again = read_comparison(tmp_path / "out" / folder)
         assert [row.figure("accuracy") for row in again.rows] == [
             row.figure("accuracy") for row in cell.comparison.rows
         ]
         assert again.first["partition"] == cell.values["partition"]
     lines = markdown(cells).splitlines()
+    assert lines[-1] == "Accuracy in percent: mean ± standard deviation over 2 seeds."
     assert lines[0] == "| partition | clients | fedavg:batch_size=32\\|64 | fed3r |"
+    assert cells[0].comparison is not None
     chosen = cells[0].comparison.rows[0]
     mean, deviation = chosen.figure("accuracy")
     assert mean is not None
@@ -102,8 +106,19 @@ def test_a_line_for_each_run_that_ends(file: Path, tmp_path: Path, capsys: pytes
             ("grid", "grid.toml", "algorithms", "has to be given"),
         ),
         ("seeds = [0, 1]", "seeds = [0, 1", ("grid", "grid.toml", "is not TOML")),
-        ("rounds = 1", "roundss = 1", ("setting", "roundss")),
-        ("clients = [2, 3]", "clients = [0]", ("clients", "0")),
+        ("rounds = 1", "roundss = 1", ("grid", "grid.toml", "setting", "roundss")),
+        ("clients = [2, 3]", "clients = [0]", ("grid", "grid.toml", "clients", "0")),
+        ("clients = [2, 3]", "clients = [1979-05-27]", ("grid", "grid.toml", "clients", "1979", "a whole number")),
+        ("rounds = 1", 'rounds = 1\ndata-dir = "x"', ("grid", "grid.toml", "data-dir", "did you mean 'data_dir'")),
+        ("clients = [2, 3]", "data-fraction = [0.1]", ("grid", "[grid]", "did you mean 'data_fraction'")),
+        (
+            "clients = [2, 3]",
+            'learning_rate = [0.01, "0.01"]',
+            ("grid", "grid.toml", "learning_rate", "values that differ"),
+        ),
+        ("clients = [2, 3]", 'norm = [true, "true"]', ("grid", "grid.toml", "norm", "values that differ")),
+        ("seeds = [0, 1]", "seeds = [true]", ("grid", "grid.toml", "seeds", "True", "allowed: a whole number")),
+        ("seeds = [0, 1]", "seeds = [-1]", ("grid", "grid.toml", "seeds", "-1", "at least 0")),
         ("rounds = 1", 'rounds = 1\nout = "zz"', ("grid", "out", "[options]")),
         ("rounds = 1", "rounds = 1\nquiet = true", ("grid", "quiet", "[options]")),
         ("rounds = 1", "rounds = 1\non_run = 1", ("grid", "on_run", "[options]")),
@@ -114,8 +129,8 @@ def test_a_line_for_each_run_that_ends(file: Path, tmp_path: Path, capsys: pytes
         ("clients = [2, 3]", 'out = ["a", "b"]', ("grid", "out", "[grid]")),
         ("clients = [2, 3]", "seeds = [[1], [2]]", ("grid", "seeds", "[grid]")),
         # a later combination is wrong, and the first does not run
-        ('["iid", "classes:5"]', '["iid", "nonsense"]', ("partition", "nonsense")),
-        ("clients = [2, 3]", "clients = [2, 100000]", ("clients", "100,000")),
+        ('["iid", "classes:5"]', '["iid", "nonsense"]', ("grid", "grid.toml", "partition", "nonsense")),
+        ("clients = [2, 3]", "clients = [2, 100000]", ("grid", "grid.toml", "clients", "100,000")),
     ],
 )
 def test_slips_are_sentences(old: str, new: str, facts: tuple[str, ...], file: Path, tmp_path: Path) -> None:
@@ -123,6 +138,89 @@ def test_slips_are_sentences(old: str, new: str, facts: tuple[str, ...], file: P
     with refused(*facts):
         run_grid(file, out=tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+RATES = """
+algorithms = ["fedavg", "fedprox"]
+seeds = [0]
+[options]
+data = "digits"
+data_fraction = 0.2
+clients = 2
+rounds = 1
+local_epochs = 1
+optimizer = "sgd"
+latent_activation = "none"
+[grid]
+learning_rate = [1e30, 0.01]
+"""
+
+
+def test_a_combination_that_diverges_does_not_end_the_others(file: Path, tmp_path: Path) -> None:
+    file.write_text(RATES)
+    out = tmp_path / "out"
+    wild, tame = run_grid(file, out=out, quiet=True)
+    assert wild.comparison is None
+    assert tame.comparison is not None
+    shown = (out / "grid.md").read_text().splitlines()
+    assert shown[0] == "| learning_rate | fedavg | fedprox |"
+    assert shown[2] == "| 1e+30 | diverged | diverged |"
+    assert shown[3].startswith("| 0.01 | ")
+    assert "diverged" not in shown[3]
+    assert shown[-1] == "Accuracy in percent; one seed, so no deviation."
+    with (out / "grid.csv").open(newline="") as text:
+        rows = [row for row in csv.DictReader(text) if row["figure"] == "accuracy"]
+    assert [(row["learning_rate"], row["mean"] != "", row["n"]) for row in rows] == [
+        ("1e+30", False, "0"), ("1e+30", False, "0"), ("0.01", True, "1"), ("0.01", True, "1")
+    ]  # fmt: skip
+    page = fedfill.report(out, out=tmp_path / "page.html").read_text()
+    assert page.count(">diverged<") == 2
+    assert "A grid over learning_rate: 2 comparisons." in page
+
+
+def test_a_grid_of_which_nothing_is_left_is_a_sentence(file: Path, tmp_path: Path) -> None:
+    file.write_text(RATES.replace("[1e30, 0.01]", "[1e30, 1e29]"))
+    with refused("grid", "learning_rate=1e+30", "no run of any combination"):
+        run_grid(file, out=tmp_path / "out", quiet=True)
+    assert (tmp_path / "out" / "grid.md").read_text().count("diverged") == 4
+
+
+def test_names_that_differ_have_folders_that_differ(file: Path, tmp_path: Path) -> None:
+    table = "\n".join(["a,b,label", *(f"{k % 7},{k % 5},{k % 2}" for k in range(120))])
+    for name in ("x y.csv", "x-y.csv"):
+        (tmp_path / name).write_text(table)
+    names = [f"{tmp_path}/x y.csv", f"{tmp_path}/x-y.csv"]
+    file.write_text(
+        f'algorithms = ["fed3r"]\nseeds = [0]\n[options]\nclients = 2\npartition = "iid"\n[grid]\ndata = {names}\n'
+    )
+    cells = run_grid(file, out=tmp_path / "out", quiet=True)
+    assert [cell.values["data"] for cell in cells] == names
+    folders = [cell.comparison.directory.name for cell in cells if cell.comparison is not None]
+    assert len(set(folders)) == 2
+    assert folders[1] == f"{folders[0]}-2"
+    again = run_grid(file, out=tmp_path / "out", quiet=True)
+    assert all(
+        result.was_finished
+        for cell in again
+        if cell.comparison is not None
+        for row in cell.comparison.rows
+        for result in row.finished
+    )
+
+
+def test_a_folder_that_holds_no_grid_is_left_alone(file: Path, tmp_path: Path) -> None:
+    for name in ("thesis.doc", "comparison.json", "experiment.toml"):
+        out = tmp_path / name.partition(".")[0]
+        out.mkdir()
+        (out / name).write_text("mine")
+        with refused("out", out, name, "holds no grid"):
+            run_grid(file, out=out)
+        with refused("out", "is a file"):
+            run_grid(file, out=out / name)
+        assert [path.name for path in out.iterdir()] == [name]
+    (tmp_path / "stopped" / "fedavg-seed0").mkdir(parents=True)
+    with refused("out", "fedavg-seed0"):
+        run_grid(file, out=tmp_path / "stopped")
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from rich import box
 from rich.table import Table
 
 import fedfill
-from fedfill.cli.commands import numbers_of, require_tracker, tracked
+from fedfill.cli.commands import in_folder, numbers_of, require_tracker, tracked
 from fedfill.cli.options import FIELDS, Options, Track, takes
 from fedfill.cli.terminal import out as screen
 from fedfill.cli.terminal import paragraph, tell
@@ -70,7 +70,7 @@ def study(
 
         found = fedfill.study(
             seeds=numbers_of(seeds), goal=goal, budget=budget, out=out, on_stage=on_stage,
-            on_run=lambda label, seed: tracked(track, f"{stage}-{label}-seed{seed}", follow(f"{label}, seed {seed}")),
+            on_run=lambda label, seed: tracked(track, in_folder(out, f"{stage}-{label}-seed{seed}"), follow(f"{label}, seed {seed}")),
             quiet=True, **options,
         )  # fmt: skip
     print_study(found)
@@ -101,7 +101,9 @@ def grid(
         cells = run_grid(
             file,
             out=out,
-            on_run=lambda label, seed: tracked(track, f"{label}-seed{seed}", follow(f"{label}, seed {seed}")),
+            on_run=lambda label, seed: tracked(
+                track, in_folder(out, f"{label}-seed{seed}"), follow(f"{label}, seed {seed}")
+            ),
             quiet=True,
             **options,
         )

@@ -114,7 +114,9 @@ def compare(
             algorithms,
             seeds=numbers,
             out=out,
-            on_run=lambda label, seed: tracked(track, f"{label}-seed{seed}", follow(f"{label}, seed {seed}")),
+            on_run=lambda label, seed: tracked(
+                track, in_folder(out, f"{label}-seed{seed}"), follow(f"{label}, seed {seed}")
+            ),
             quiet=True,
             **options,
         )
@@ -236,6 +238,11 @@ def tracked(tracker: str | None, label: str, follow: OnRound) -> OnRound | None:
     from fedfill.studies.track import track
 
     return both(track(tracker, label), follow)
+
+
+def in_folder(out: Path, label: str) -> str:
+    """What a tracker calls one of many runs: runs of two folders are no lines of one chart."""
+    return f"{out.expanduser().resolve().name}-{label}"
 
 
 def numbers_of(text: str) -> list[int]:

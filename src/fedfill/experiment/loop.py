@@ -28,6 +28,7 @@ from fedfill.protocol.client import State
 from fedfill.protocol.engine import Engine
 from fedfill.protocol.server import Costs, Server
 from fedfill.runs.directory import RunDirectory, to_json, writing
+from fedfill.runs.records import Summary, require, require_rounds
 from fedfill.training.evaluation import divergence, fairness
 from fedfill.tree import Weights
 
@@ -115,7 +116,8 @@ def document_of(experiment: Experiment) -> dict[str, Any]:
 
 
 def recorded(digest: str, rounds: int, directory: RunDirectory, summary: dict[str, Any]) -> Result:
-    """A finished run as its folder holds it."""
+    """A finished run as its folder holds it, refused where a file of it is damaged."""
+    require(Summary, summary, directory.path / "summary.json", "out", "remove it and resume the run")
     checkpoint = _checkpoint(digest, directory)
     if (
         checkpoint is None
@@ -125,7 +127,11 @@ def recorded(digest: str, rounds: int, directory: RunDirectory, summary: dict[st
         raise FedfillError(
             f"out: summary.json and checkpoint in {directory.path} don't belong together; remove summary.json and resume the run"
         )
-    return Result(directory.path, summary, directory.cut_rounds(rounds), checkpoint["weights"], rounds)
+    records = directory.cut_rounds(rounds)
+    require_rounds(
+        records, directory.path / "rounds.jsonl", "out", "put back what the run wrote, or start again in a new folder"
+    )
+    return Result(directory.path, summary, records, checkpoint["weights"], rounds)
 
 
 def _loop(

@@ -76,10 +76,19 @@ class Summary(_Figures, _Costs):
     """The document of ``summary.json``."""
 
     algorithm: str
+    dataset: str
+    partition: str
+    clients: Count
+    rounds: Count
+    seed: Count
     personal: bool = False
     balanced_accuracy: Share | None = None
     best_accuracy: Share | None = None
     best_round: Count | None = None
+    selected_round: Count | None = None
+    selected_validation: Share | None = None
+    selected_accuracy: Share | None = None
+    selected_mean_client_accuracy: Share | None = None
     own_test_samples: list[Count] | None = None
     client_names: list[str] | None = None
     bytes_by_handler: dict[str, _Bytes] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -70,7 +71,7 @@ def compare(
         All runs, with means and deviations; of alternatives, those of the chosen one.
 
     Raises:
-        FedfillError: Where anything is not allowed, nobody has a setting, or every run diverged.
+        FedfillError: Where anything is not allowed, nobody has a setting, or every run diverged (`DivergedError`).
     """
     expect("on_run", on_run, Callable | None, A_FUNCTION)
     found = plan(algorithms, seeds=seeds, out=out, data=data, partition=partition, model=model, **settings)
@@ -135,6 +136,7 @@ def plan(
         _refuse_options(label, own)
         split_settings(find(name), own)
     _check_folder(Path(out))
+    _refuse_fewer(Path(out), labels, seeds)
     base = next((k for k, (_, name, _) in enumerate(variants) if name == "fedavg"), 0)
     unlike: dict[str, list[str]] = {}
     same: dict[str, str] = {}
@@ -174,7 +176,7 @@ def carry_out(found: Plan, on_run: Callable[[str, int], OnRound | None] | None, 
                     diverged[label].append(f"{label}, seed {seed}: {error}")
     rows = tuple(_row(label, expanded, results) for label, expanded in asked.items())
     if not any(row.finished for row in rows):
-        raise FedfillError(f"compare: no run came to its end; {next(filter(None, diverged.values()))[0]}")
+        raise DivergedError(f"compare: no run came to its end; {next(filter(None, diverged.values()))[0]}")
     comparison = Comparison(
         rows, tuple(seeds), out, next(row for row, expanded in zip(rows, asked.values(), strict=True) if found.baseline in expanded),
         notes=tuple(f"{row.label}: {what}" for row in rows for what in found.unlike[row.label]),
@@ -225,12 +227,33 @@ def _check_folder(out: Path) -> None:
     with writing(out):
         if out.exists() and not out.is_dir():
             raise FedfillError(f"out: {out} is a file; choose a folder that is new or holds this comparison")
-        held = sorted(path for path in out.iterdir() if path.suffix != ".tmp") if out.exists() else []
+        held = (
+            sorted(path for path in out.iterdir() if path.suffix != ".tmp" and path.name != ".lock")
+            if out.exists()
+            else []
+        )
     strangers = [path.name for path in held if not (path.is_dir() and re.search(r"-seed\d+$", path.name))]
     if strangers and not (out / RECORD).exists():
         raise FedfillError(
             f"out: {out} is not empty and holds no comparison ({strangers[0]} lies there); choose a folder that is new or holds "
             "this comparison"
+        )
+
+
+def _refuse_fewer(out: Path, labels: Sequence[str], seeds: Sequence[int]) -> None:
+    """Refuse what would take rows or seeds out of the tables that are there; a comparison may grow."""
+    try:
+        held = json.loads((out / RECORD).read_text())
+        rows = [label for row in held["rows"] for label in row.get("validation", [row["label"]])]
+        gone = [label for label in rows if label not in labels] or [
+            f"seed {s}" for s in held["seeds"] if s not in seeds
+        ]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return  # there is none, or it is damaged, and running it again mends it
+    if gone:
+        raise FedfillError(
+            f"out: {out} holds a comparison that has {', '.join(gone)} too; name all that it has, with more where you like, "
+            "or choose another folder"
         )
 
 

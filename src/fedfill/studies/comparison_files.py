@@ -12,7 +12,7 @@ from scipy import stats
 
 from fedfill.runs.directory import write_atomically, writing
 from fedfill.runs.shown import NOTHING, latex, markdown, markdown_table
-from fedfill.studies.comparison import RECORD, Comparison, Difference, record
+from fedfill.studies.comparison import ALIKE, RECORD, Comparison, Difference, record
 from fedfill.studies.comparison_table import Table, table_of
 from fedfill.training.evaluation import FAIRNESS
 
@@ -74,7 +74,9 @@ def _table(comparison: Comparison) -> str:
                 if mean is None:
                     continue
                 n, low, high = len(row.results), "", ""
-                if deviation is not None:
+                if (
+                    deviation is not None and deviation >= ALIKE
+                ):  # as of differences: none follows from seeds that are alike
                     half = float(stats.t.ppf(0.975, n - 1)) * deviation / math.sqrt(n)
                     low, high = str(mean - half), str(mean + half)
                 yield row.label, name, mean, "" if deviation is None else deviation, low, high, n
@@ -97,9 +99,10 @@ def _curves(comparison: Comparison) -> str:
 
 
 def _pairs(comparison: Comparison) -> str:
-    """One line for each pair of rows and figure: the paired difference, its 95 % interval, and that which holds for all pairs together.
+    """One line for each pair of rows and figure: the paired difference, its 95 % interval, and that which holds for all pairs of this figure.
 
-    The second one is Bonferroni's: each of m intervals holds with 1 - .05/m, so that all of them hold with .95 or more.
+    The second one is Bonferroni's, for each figure by itself: each of its m intervals, one for each pair, holds with 1 - .05/m, so that all
+    m hold with .95 or more. Of the intervals of both figures together nothing is said.
     """
     pairs = list(itertools.combinations(comparison.rows, 2))
 

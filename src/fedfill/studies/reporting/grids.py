@@ -7,11 +7,10 @@ from pathlib import Path
 
 from fedfill.errors import FedfillError
 from fedfill.studies.comparison import RECORD
+from fedfill.studies.grid import TABLE
 from fedfill.studies.reporting.answer import Answer
 from fedfill.studies.reporting.values import DAMAGE, Section, Table, many
 
-TABLE = "grid.csv"
-"""The file that tells a grid's folder."""
 _TAIL = ["algorithm", "figure", "mean", "deviation", "n"]
 
 
@@ -36,7 +35,9 @@ def read_grid_table(folder: Path) -> tuple[Answer, dict[Path, str]]:
         names = header[: -len(_TAIL)]
         cells: dict[tuple[str, ...], dict[str, tuple[float, str]]] = {}
         for *values, label, figure, mean, deviation, _ in lines:
-            if figure == "accuracy":
+            if figure == "accuracy" and not mean:
+                cells.setdefault(tuple(values), {})[label] = (-1.0, "diverged")
+            elif figure == "accuracy":
                 words = f"{100 * float(mean):.1f}" + (f" ± {100 * float(deviation):.1f}" if deviation else "")
                 cells.setdefault(tuple(values), {})[label] = (float(mean), words)
         if not cells or any(len(values) != len(names) for values in cells):
@@ -48,14 +49,17 @@ def read_grid_table(folder: Path) -> tuple[Answer, dict[Path, str]]:
         raise FedfillError(f"report: {place} is damaged; run the same grid again") from error
     labels = list(dict.fromkeys(label for found in cells.values() for label in found))
     best = [max(found, key=lambda label: found[label][0]) for found in cells.values()]
+    best = [label if found[label][0] >= 0 else "" for label, found in zip(best, cells.values(), strict=True)]
     rows = [
         (*values, *(found[label][1] if label in found else "–" for label in labels)) for values, found in cells.items()
     ]
-    strong = {(k, len(names) + labels.index(label)) for k, label in enumerate(best)} if len(labels) > 1 else set()
+    strong = (
+        {(k, len(names) + labels.index(label)) for k, label in enumerate(best) if label} if len(labels) > 1 else set()
+    )
     sentences = [f"A grid over {', '.join(names)}: {many(len(cells), 'comparison')}."]
     if len(labels) > 1:
         counts = ", ".join(f"{label} in {best.count(label)}" for label in labels if label in best)
-        sentences.append(f"Highest on everyone's test set: {counts}.")
+        sentences.append(f"Highest on everyone's test set: {counts or 'none, as all diverged'}.")
     caption = "Accuracy on everyone's test set, in percent, mean ± standard deviation over seeds. Bold: highest"
     section = Section("grid", "All combinations", tables=[Table(caption, (*names, *labels), rows, frozenset(strong))])
     return Answer(tuple(sentences), (section,)), stages

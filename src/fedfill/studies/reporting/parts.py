@@ -17,8 +17,9 @@ from fedfill.runs.directory import RunDirectory
 from fedfill.runs.records import Division, Summary, require, require_rounds
 from fedfill.studies.compare import BUDGET
 from fedfill.studies.comparison import RECORD, Comparison, Row, read_comparison
+from fedfill.studies.grid import TABLE
 from fedfill.studies.reporting.answer import Answer, read_answer
-from fedfill.studies.reporting.grids import TABLE, read_grid_table
+from fedfill.studies.reporting.grids import read_grid_table
 from fedfill.studies.study import RECORD as STUDY
 from fedfill.studies.verdicts import NOT_SHARED, of_comparison
 
@@ -217,6 +218,11 @@ def read_trial(folder: Path) -> Trial:
     require_rounds(rounds, folder / "rounds.jsonl", "report", "put back what the run wrote, or run it again")
     if summary is not None:
         require(Summary, summary, folder / "summary.json", "report", "remove it and resume the run")
+        if len(rounds) < summary["rounds"]:
+            raise FedfillError(
+                f"report: {folder / 'rounds.jsonl'} is damaged (found {len(rounds)} rounds, and summary.json has {summary['rounds']}); "
+                "put back what the run wrote, or run it again"
+            )
     pictures = sorted((folder / "samples").glob("round-*.png")) if (folder / "samples").is_dir() else []
     return Trial(
         folder,
