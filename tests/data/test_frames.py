@@ -119,6 +119,8 @@ def test_names_that_are_given() -> None:
     by_word = fedfill.dataset((inputs, [names[k] for k in numbers]), class_names=names)
     assert isinstance(by_word, Source)
     assert torch.equal(by_word.train.labels, found.train.labels)
+    for ordered in (tuple(names), np.array(names), pd.Index(names)):
+        assert from_python((inputs, numbers), class_names=ordered).class_names == found.class_names  # type: ignore[union-attr,arg-type]
     table = pd.DataFrame({"a": np.arange(12.0), "label": numbers})
     for label in (numbers, [names[k] for k in numbers]):
         of_table = fedfill.dataset(table.assign(label=label), class_names=names)
@@ -145,6 +147,8 @@ def test_names_that_are_given() -> None:
         (FRAME, {"class_names": ["sick", "dead"]}, "data", ["'well'", "sick, dead"]),
         (FRAME, {"class_names": "sick"}, "class_names", ["'sick'"]),
         (FRAME, {"class_names": ["a", "a"]}, "class_names", ["once"]),
+        (FRAME, {"class_names": {"sick", "well"}}, "class_names", ["list"]),
+        (FRAME, {"class_names": {"sick": 0, "well": 1}}, "class_names", ["list"]),
         ((np.zeros((3, 2)), [0, 1, 2]), {"class_names": ["a", "b"]}, "data", ["2 class names"]),
         ((np.zeros((3, 2)), ["a", "b", "c"], np.zeros((1, 2)), ["d"]), {}, "data, test set", ["'d'"]),
         ([(np.zeros((3, 2)), ["a", "b", "c"]), (np.zeros((3, 2)), [0, 1, 2])], {}, "data", ["words"]),
