@@ -108,6 +108,11 @@ def _words_of(data: Any) -> tuple[str, ...] | None:
         raise FedfillError(
             "data: labels are words in one part and none in another; allowed: words in all, or class_names"
         )
+    tests = [item[3] for item in items if words and isinstance(item, tuple) and len(item) == 4]
+    if any(isinstance(one, Tensor) or not _are_words(np.asarray(one)) for one in tests):
+        raise FedfillError(
+            "data: labels are words for training and none in a test set; allowed: words in both, or class_names"
+        )
     return tuple(in_order(word for array in words for word in np.unique(array))) if words else None
 
 
