@@ -154,6 +154,7 @@ def test_names_that_are_given() -> None:
         ((np.zeros((3, 2)), ["a", "b", "c"], np.zeros((1, 2)), ["d"]), {}, "data, test set", ["'d'"]),
         ((FRAME, FRAME.drop(columns="label")), {}, "data", ["test table", "'label'"]),
         ((np.zeros((3, 2)), ["a", "b", "c"], np.zeros((1, 2)), [1]), {}, "data", ["words", "test set"]),
+        (FRAME.assign(age=[10**30] * 40), {}, "data", ["too large"]),
         ([(np.zeros((3, 2)), ["a", "b", "c"]), (np.zeros((3, 2)), [0, 1, 2])], {}, "data", ["words"]),
         (load("digits"), {"class_names": ["a"]}, "class_names", ["its own"]),
     ],
@@ -169,5 +170,7 @@ def test_from_a_frame_to_a_prediction(tmp_path: Path) -> None:
     found = fedfill.predict(tmp_path / "model", FRAME.drop(columns="label")[:5])
     assert found.class_names == ("sick", "well")
     assert len(found) == 5
+    with refused("data", "too large"):
+        fedfill.predict(tmp_path / "model", [{"age": 10**30, "ward": "east"}])
     again = fedfill.resume(run, data=FRAME)
     assert again.was_finished

@@ -40,7 +40,7 @@ def as_arrow(data: Any, where: str) -> Any:
         if hasattr(data, "iloc"):
             return pa.Table.from_pandas(data, preserve_index=False)
         return pa.table(data)
-    except (pa.ArrowException, TypeError, ValueError) as error:
+    except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
         raise FedfillError(f"{where}: the rows can't be read as a table: {first_line(error)}") from error
 
 
