@@ -46,6 +46,7 @@ def test_a_frame_is_what_its_file_is(tmp_path: Path) -> None:
         FRAME.astype({"ward": "category", "label": "category"}),
         (FRAME.drop(columns="label"), FRAME["label"]),
         (FRAME.drop(columns="label"), FRAME[["label"]].rename(columns={"label": "state"})),
+        (FRAME.drop(columns="label"), FRAME[["label"]]),
         (FRAME.drop(columns="label"), list(FRAME["label"])),
         (FRAME.drop(columns="label"), FRAME["label"].to_numpy()),
     ],
@@ -119,6 +120,8 @@ def test_names_that_are_given() -> None:
     by_word = fedfill.dataset((inputs, [names[k] for k in numbers]), class_names=names)
     assert isinstance(by_word, Source)
     assert torch.equal(by_word.train.labels, found.train.labels)
+    for ordered in (tuple(names), np.array(names), pd.Index(names)):
+        assert from_python((inputs, numbers), class_names=ordered).class_names == found.class_names  # type: ignore[union-attr,arg-type]
     table = pd.DataFrame({"a": np.arange(12.0), "label": numbers})
     for label in (numbers, [names[k] for k in numbers]):
         of_table = fedfill.dataset(table.assign(label=label), class_names=names)
@@ -145,8 +148,13 @@ def test_names_that_are_given() -> None:
         (FRAME, {"class_names": ["sick", "dead"]}, "data", ["'well'", "sick, dead"]),
         (FRAME, {"class_names": "sick"}, "class_names", ["'sick'"]),
         (FRAME, {"class_names": ["a", "a"]}, "class_names", ["once"]),
+        (FRAME, {"class_names": {"sick", "well"}}, "class_names", ["list"]),
+        (FRAME, {"class_names": {"sick": 0, "well": 1}}, "class_names", ["list"]),
         ((np.zeros((3, 2)), [0, 1, 2]), {"class_names": ["a", "b"]}, "data", ["2 class names"]),
         ((np.zeros((3, 2)), ["a", "b", "c"], np.zeros((1, 2)), ["d"]), {}, "data, test set", ["'d'"]),
+        ((FRAME, FRAME.drop(columns="label")), {}, "data", ["test table", "'label'"]),
+        ((np.zeros((3, 2)), ["a", "b", "c"], np.zeros((1, 2)), [1]), {}, "data", ["words", "test set"]),
+        (FRAME.assign(age=[10**30] * 40), {}, "data", ["too large"]),
         ([(np.zeros((3, 2)), ["a", "b", "c"]), (np.zeros((3, 2)), [0, 1, 2])], {}, "data", ["words"]),
         (load("digits"), {"class_names": ["a"]}, "class_names", ["its own"]),
     ],
@@ -162,5 +170,7 @@ def test_from_a_frame_to_a_prediction(tmp_path: Path) -> None:
     found = fedfill.predict(tmp_path / "model", FRAME.drop(columns="label")[:5])
     assert found.class_names == ("sick", "well")
     assert len(found) == 5
+    with refused("data", "too large"):
+        fedfill.predict(tmp_path / "model", [{"age": 10**30, "ward": "east"}])
     again = fedfill.resume(run, data=FRAME)
     assert again.was_finished

@@ -285,6 +285,13 @@ def test_a_client_by_number_or_domain(place: Path, tmp_path: Path):
         assert fedfill.load(directory, "north").client == fedfill.load(directory, "0 north").client == "0 north"
         with refused("client", "2 clients", "1 south", "2 south"):
             fedfill.load(directory, "south")
+    # a client called by another's number: a number is a number, a text a name, and a number again where nobody is called so
+    (tmp_path / "run" / "partition.json").write_text(json.dumps({**division, "domains": ["1", "0", "x"]}))
+    for client, number in ((0, 0), (1, 1), (np.int64(1), 1), ("0", 1), ("1", 0), ("2", 2), ("1 0", 1)):
+        assert fedfill.load(tmp_path / "run", client).client == f"{number} {('1', '0', 'x')[number]}"
+    for client in (3, -1, True, 1.0):
+        with refused("client", repr(client), "0 1"):
+            fedfill.load(tmp_path / "run", client)  # type: ignore[arg-type]
     toml = tmp_path / "run" / "experiment.toml"
     toml.write_text(toml.read_text().replace('engine = "local"', 'engine = "flower"'))
     with refused("export", "fedbn", "stay with their hosts"):

@@ -40,7 +40,7 @@ def as_arrow(data: Any, where: str) -> Any:
         if hasattr(data, "iloc"):
             return pa.Table.from_pandas(data, preserve_index=False)
         return pa.table(data)
-    except (pa.ArrowException, TypeError, ValueError) as error:
+    except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
         raise FedfillError(f"{where}: the rows can't be read as a table: {first_line(error)}") from error
 
 
@@ -98,8 +98,14 @@ def _pair(data: Any, where: str) -> tuple[Any, Any]:
     if is_frame(data):
         return as_arrow(data, where), None
     if isinstance(data, tuple) and is_frame(data[0] if data else None):
-        if len(data) == 2 and is_frame(data[1]) and LABEL in as_arrow(data[1], where).column_names:
-            return as_arrow(data[0], where), as_arrow(data[1], f"{where}, test set")
+        if len(data) == 2 and is_frame(data[1]):
+            first, second = as_arrow(data[0], where), as_arrow(data[1], f"{where}, test set")
+            if LABEL in first.column_names and LABEL not in second.column_names:
+                raise FedfillError(
+                    f"{where}: found a table with a column '{LABEL}' and a second one without; allowed: a test table with a column '{LABEL}'"
+                )
+            if LABEL in second.column_names and (LABEL in first.column_names or len(second.column_names) > 1):
+                return first, second
         if len(data) == 2:
             return _labelled(*data, where), None
         if len(data) == 4 and is_frame(data[2]):

@@ -340,7 +340,7 @@ class Reader:
                     f"data: found {shown(data)}, and the model takes {self.inputs.words}; allowed: paths, a pandas DataFrame, a "
                     "dict of columns, or a list of dicts"
                 )
-        except (pa.ArrowException, TypeError, ValueError) as error:
+        except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
             raise FedfillError(f"data: the rows can't be read as a table: {first_line(error)}") from error
         if not len(table):
             raise FedfillError("data: found a table without rows; allowed: one row or more")

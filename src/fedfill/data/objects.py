@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -39,7 +39,7 @@ def dataset(data: Any, *, class_names: Sequence[str] | None = None) -> Source | 
 
     Args:
         data: As ``data=`` of `fedfill.run` takes it, but no name and no path.
-        class_names: In the order of their indices: label 0 is the first. Labels that are words must be among them. None: words are
+        class_names: A list, in the order of their indices: label 0 is the first. Labels that are words must be among them. None: words are
             classes in the order of the alphabet, and numbers are called by themselves.
 
     Returns:
@@ -89,10 +89,13 @@ def from_python(data: Any, name: str = "python", class_names: Sequence[str] | No
 
 
 def _checked_names(class_names: Any) -> tuple[str, ...]:
-    """Names for classes, each once."""
-    names = () if isinstance(class_names, str) or not isinstance(class_names, Iterable) else tuple(class_names)
+    """Names for classes, each once, of what has an order that its writer sees: that of a set is by chance."""
+    ordered = isinstance(class_names, Sequence) or hasattr(class_names, "__array__")
+    names = tuple(class_names) if ordered and not isinstance(class_names, str | bytes) else ()
     if not names or not all(isinstance(name, str) for name in names) or len(set(names)) < len(names):
-        raise FedfillError(f"class_names: found {shown(class_names)}; allowed: a list of words, each once")
+        raise FedfillError(
+            f"class_names: found {shown(class_names)}; allowed: a list of words, each once, in the order of the classes' numbers"
+        )
     return tuple(map(str, names))
 
 
@@ -104,6 +107,11 @@ def _words_of(data: Any) -> tuple[str, ...] | None:
     if words and len(words) < len(items):
         raise FedfillError(
             "data: labels are words in one part and none in another; allowed: words in all, or class_names"
+        )
+    tests = [item[3] for item in items if words and isinstance(item, tuple) and len(item) == 4]
+    if any(isinstance(one, Tensor) or not _are_words(np.asarray(one)) for one in tests):
+        raise FedfillError(
+            "data: labels are words for training and none in a test set; allowed: words in both, or class_names"
         )
     return tuple(in_order(word for array in words for word in np.unique(array))) if words else None
 

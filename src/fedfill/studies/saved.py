@@ -11,6 +11,7 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -354,20 +355,22 @@ def _chosen(entries: Sequence[Mapping[str, Any]], client: str | int | None, wher
     """The entry of a client, by its number or its name."""
     if "client" not in entries[0]:
         if client is not None:
-            raise FedfillError(f"client: found '{client}', and {where} holds one model for all; allowed: none")
+            raise FedfillError(f"client: found {client!r}, and {where} holds one model for all; allowed: none")
         return entries[0]
     some = ", ".join(str(entry["client"]) for entry in entries[:20])
     some += f" and {len(entries) - 20} more" if len(entries) > 20 else ""
     if client is None:
         raise FedfillError(f"client: {where} holds a model for each client; name one of {some}")
-    word = str(client).strip()
-    for field in ("number", "client", "domain"):
+    # a client may be called by another one's number, so a number is never taken for a name
+    number = isinstance(client, Integral) and not isinstance(client, bool)
+    word = str(int(client) if number else client).strip()
+    for field in ("number",) if number else ("domain", "client", "number"):
         found = [entry for entry in entries if str(entry[field]) == word]
         if len(found) == 1:
             return found[0]
         if found:
             raise FedfillError(
-                f"client: found '{client}', which is the domain of {len(found)} clients; name one of "
+                f"client: found {client!r}, which is the name of {len(found)} clients; name one of "
                 f"{', '.join(str(entry['client']) for entry in found)}"
             )
-    raise FedfillError(f"client: found '{client}'; name one of {some}")
+    raise FedfillError(f"client: found {client!r}; name one of {some}")

@@ -22,7 +22,8 @@ def load(directory: Run, client: str | int | None = None, *, model: nn.Module | 
 
     Args:
         directory: A folder of `fedfill.export`, the directory of a finished run, or what `fedfill.run` returned.
-        client: Whose model, by number or name, where clients have models of their own.
+        client: Whose model, where clients have models of their own: an int is a number, a text a name (or, where nobody has
+            that name, a number).
         model: The module, where the run's network came from Python; it stays as it is.
 
     Returns:
