@@ -364,14 +364,11 @@ def _named(data: Any, partition: Any) -> dict[str, Any]:
     }
 
 
-def _auto(value: Any) -> bool:
-    return isinstance(value, str) and value == "auto"  # a table's == is a table
-
-
 def _shown(data: Any, partition: Any, model: Any) -> dict[str, Any]:
     """Data, partition and network as they were given, in words where they can be typed again; `...` where they came from Python."""
     given = {"data": data, "partition": partition, "model": model}
-    return {name: value if isinstance(value, str) else ... for name, value in given.items() if not _auto(value)}
+    words = {name: value if isinstance(value, str) else ... for name, value in given.items()}
+    return {name: word for name, word in words.items() if word != "auto"}
 
 
 def commands_for(label: str, rounds: int, given: Mapping[str, Any]) -> list[str]:
