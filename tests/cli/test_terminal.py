@@ -110,7 +110,7 @@ def test_compare_prints_differences_and_what_is_not_shared() -> None:
     assert text.count("not shared by") == 1
     assert "…" not in text
     assert "Pictures: c/accuracy.png, accuracy.svg, accuracy.pdf, final.png, final.svg" in text
-    one = fedfill_("compare", "fedavg", "fedprox", *TINY, "--data-fraction", "0.2", "--seeds", "0", "--out", "c")
+    one = fedfill_("compare", "fedavg", "fedprox", *TINY, "--data-fraction", "0.2", "--seeds", "0", "--out", "d")
     assert one.exit_code == 0, one.output
     row = next(line.split() for line in one.stdout.splitlines() if line.split()[:1] == ["fedprox"])
     assert re.fullmatch(r"[+-]\d+\.\d\d", row[2])
