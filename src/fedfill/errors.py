@@ -109,8 +109,10 @@ def path_of(setting: str, found: str | os.PathLike[str] | Kept, allowed: str = "
     if not isinstance(path, str | os.PathLike):
         expect(setting, found, str | os.PathLike, allowed)
     try:
+        if "\0" in os.fspath(path):
+            raise ValueError("it holds a zero character")
         return Path(path).expanduser()
-    except (RuntimeError, TypeError) as error:  # a user who is unknown; a path of bytes
+    except (RuntimeError, TypeError, ValueError) as error:  # a user who is unknown; a path of bytes
         raise FedfillError(f"{setting}: can't look for {path!r} ({error}); allowed: {allowed}") from error
 
 
@@ -151,6 +153,7 @@ def checked(kind: type[B], values: Mapping[str, Any], what: str = "setting") -> 
     # of a setting that may be one thing or another each has an error of its own
     kinds = dict.fromkeys(_allowed(e) for e in (first, *others) if e["loc"][:1] == first["loc"][:1])
     found = "nothing" if first["type"] == "missing" else repr(first["input"])
+    found = found if len(found) <= 200 else f"{found[:50]}..."
     raise FedfillError(f"{name}: found {found}; allowed: {', or '.join(kinds)}{empty}")
 
 
@@ -183,5 +186,7 @@ def _allowed(error: Mapping[str, Any]) -> str:
 
 def first_line(error: Exception) -> str:
     """The first line of what an exception says, or its kind where it says nothing."""
-    text = str(error).strip()
+    # Arrow says several things at once, which Python would show as a tuple
+    said = error.args if all(isinstance(part, str) for part in error.args) else (error,)
+    text = "; ".join(map(str, said)).strip()
     return (text.splitlines()[0].rstrip(".") if text else "") or type(error).__name__

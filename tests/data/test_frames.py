@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -130,6 +131,18 @@ def test_names_that_are_given() -> None:
         assert torch.equal(of_table.train.labels, found.train.labels)
 
 
+def test_truth_values_are_words() -> None:
+    """In arrays as in tables."""
+    inputs, truth = np.zeros((12, 2), np.float32), np.arange(12) % 3 > 0
+    forms = [(inputs, truth), (inputs, torch.tensor(truth)), pd.DataFrame({"a": np.arange(12.0), "label": truth})]
+    for data in forms:
+        for names in (None, ["False", "True"]):
+            found = from_python(data, class_names=names)
+            assert isinstance(found, Source)
+            assert found.class_names == ("False", "True")
+            assert sorted({*found.train.labels.tolist()}) == [0, 1]
+
+
 @pytest.mark.parametrize(
     ("data", "options", "setting", "facts"),
     [
@@ -157,6 +170,14 @@ def test_names_that_are_given() -> None:
         (FRAME.assign(age=[10**30] * 40), {}, "data", ["too large"]),
         ([(np.zeros((3, 2)), ["a", "b", "c"]), (np.zeros((3, 2)), [0, 1, 2])], {}, "data", ["words"]),
         (load("digits"), {"class_names": ["a"]}, "class_names", ["its own"]),
+        ([FRAME, FRAME.assign(age=[*AGES.tolist()[:-1], None])], {}, "data", ["'table of client 1'", "'age'"]),
+        ([(FRAME, FRAME), (FRAME, FRAME.assign(age=math.inf))], {}, "data", ["'test table of client 1'", "'age'"]),
+        ({"sea": FRAME, "air": FRAME.assign(age=math.inf)}, {}, "data", ["table of domain 'air'", "'age'"]),
+        (FRAME.rename(columns={"label": "Label"}), {}, "data", ["did you mean 'Label'"]),
+        (FRAME.assign(label=[True, False] * 20), {"class_names": ["no", "yes"]}, "data", ["'False'", "no, yes"]),
+        ((FRAME, FRAME.assign(age=1e99)), {}, "data", ["'age'", "1e+99"]),
+        (FRAME.assign(age=[1, "a"] * 20), {}, "data", ["convert 'a'", "age"]),
+        (FRAME.assign(label=np.uint64(2**63)), {"class_names": ["a", "b"]}, "data", ["9223372036854775808"]),
     ],
 )  # fmt: skip
 def test_bad_tables(data: Any, options: Any, setting: str, facts: list[str]) -> None:

@@ -34,6 +34,8 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Result:
         ("run", ("fedavg",), {"out": b"folder"}, "out"),
         ("run", ("fedavg",), {"on_round": 5}, "on_round"),
         ("run", ("fedavg",), {"rounds": [1]}, "rounds"),
+        ("run", ("fedavg",), {"rounds": 10**400}, "rounds"),
+        ("run", ("fedavg",), {"rounds": 1, "out": "a\0b"}, "out"),
         ("run", ("fedavg",), {"start_from": 5}, "start_from"),
         ("compare", (None,), {}, "algorithms"),
         ("compare", ("fedavg",), {}, "algorithms"),
@@ -55,6 +57,8 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Result:
         ("resume", (None,), {}, "directory"),
         ("resume", ([5],), {}, "directory"),
         ("load", (None,), {}, "directory"),
+        ("load", ("a\0b",), {}, "directory"),
+        ("report", ("a\0b",), {}, "paths"),
         ("load", (np.zeros(3),), {}, "directory"),
         ("predict", (None, "x.png"), {}, "directory"),
         ("report", (5,), {}, "paths"),
@@ -110,6 +114,21 @@ def test_what_came_back_is_taken_wherever_a_folder_is(done: Result, tmp_path: Pa
     assert found[0] == found[1] == found[2]
     after = fedfill.run("fedavg", out=tmp_path / "after", start_from=done, **TINY)
     assert any(str(done.directory) in note for note in after.summary["notes"])
+
+
+def test_what_on_run_returns(tmp_path: Path) -> None:
+    folder = tmp_path / "table"
+    folder.mkdir()
+    (folder / "table.toml").write_text(
+        'title = "T"\nsource = "S"\nfigures = ["accuracy"]\nseeds = [0]\n[options]\nclients = 2\nrounds = 1\n[[rows]]\nname = "A"\nalgorithm = "fedavg"\n'
+    )
+    wrong: Any = lambda label, seed: 3  # noqa: E731
+    for call in (
+        lambda: fedfill.compare(["fedavg"], seeds=[0], out=tmp_path / "runs", on_run=wrong, clients=2, rounds=1),
+        lambda: fedfill.reproduce(folder, out=tmp_path / "reproduced", on_run=wrong),
+    ):
+        with refused("on_run", "found 3"):
+            call()
 
 
 def test_data_at_a_path(tmp_path: Path) -> None:

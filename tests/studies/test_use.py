@@ -369,8 +369,8 @@ def test_what_is_no_model(place: Path, tmp_path: Path):
             fedfill.load(tmp_path / name)
     shutil.copytree(place / "images", tmp_path / "run")
     (tmp_path / "run" / "summary.json").unlink()
-    for use in (fedfill.load, fedfill.export):
-        with refused("export", "1 of 1 rounds", "fedfill resume"):
+    for use, setting in ((fedfill.load, "model"), (fedfill.export, "export")):
+        with refused(setting, "1 of 1 rounds", "fedfill resume"):
             use(tmp_path / "run")
 
 

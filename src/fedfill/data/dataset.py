@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -85,6 +86,10 @@ class Source:
     note: str
     domains: Domains | None = None
     columns: Columns | None = None
+
+    def __post_init__(self) -> None:
+        check_names(self.class_names, "class names of the data")
+        check_names(() if self.domains is None else self.domains.names, "domains of the data")
 
     def __repr__(self) -> str:
         """How many samples of what, and which classes."""
@@ -251,22 +256,21 @@ def check_labels(labels: np.ndarray[Any, Any], names: tuple[str, ...] | None, wh
     """Refuse labels that are negative or have no name, in a sentence that begins with `where`."""
     if labels.min(initial=0) < 0:
         raise FedfillError(f"{where}: a label is {labels.min()}, but classes are counted from 0")
+    if names is None and labels.max(initial=0) > np.iinfo(np.int64).max:
+        raise FedfillError(f"{where}: a label is {labels.max()}; allowed: classes counted from 0")
     if names is not None and labels.max(initial=0) >= len(names):
         raise FedfillError(
             f"{where}: a label is {labels.max()}, but there are {len(names)} class names, so 0 to {len(names) - 1}"
         )
 
 
-def numbered(
-    labels: np.ndarray[Any, Any], names: Sequence[str], where: str, given: bool = False
-) -> np.ndarray[Any, Any]:
+def numbered(labels: np.ndarray[Any, Any], names: Sequence[str], where: str) -> np.ndarray[Any, Any]:
     """The indices of labels that are words.
 
     Args:
         labels: ``[n]``.
         names: The classes in the order of their indices.
         where: The beginning of an error sentence.
-        given: Whether the user named the classes; else the training samples did.
 
     Returns:
         ``[n]`` int64.
@@ -276,9 +280,37 @@ def numbered(
     """
     index = {name: number for number, name in enumerate(names)}
     if len(strange := np.setdiff1d(labels, names)):
-        whose = f"class_names lacks: {', '.join(names)}" if given else "the training samples don't have"
-        raise FedfillError(f"{where} has a class '{strange[0]}' that {whose}")
+        raise FedfillError(
+            f"{where} has a class '{strange[0]}', which is not one of class_names or, without these, of the training samples: "
+            f"{', '.join(names)}"
+        )
     return np.array([index[label] for label in labels], dtype=np.int64)
+
+
+def label_array(labels: Any) -> np.ndarray[Any, Any]:
+    """Labels from Python as an array of their own type; truth values become the words ``False`` and ``True``."""
+    array: np.ndarray[Any, Any]
+    if isinstance(labels, Tensor):
+        labels = labels.detach().cpu()
+        array = (labels.float() if labels.dtype == torch.bfloat16 else labels).numpy()  # numpy has no bfloat16
+    else:
+        array = np.asarray(labels)
+    return array.astype(str).astype(object) if array.dtype == bool else array
+
+
+def check_names(names: Iterable[str], what: str) -> None:
+    """Refuse names that no table or page can show: blank ones, and those with control characters or halves of letters.
+
+    Args:
+        names: Of classes, domains or clients.
+        what: The beginning of an error sentence.
+
+    Raises:
+        FedfillError: With the first such name.
+    """
+    for name in names:
+        if not name.strip() or any(unicodedata.category(letter) in ("Cc", "Cs") for letter in name):
+            raise FedfillError(f"{what}: found {name!r}; allowed: names of one line that can be read")
 
 
 def check_alike(first: Tensor, second: Tensor, where: str) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from fedfill.data import partitions
-from fedfill.data.dataset import Source, check_alike, together
+from fedfill.data.dataset import Source, check_alike, check_names, together
 from fedfill.data.federation import ClientData, Federation, fingerprint, take
 from fedfill.data.names import parse
 from fedfill.data.objects import from_python
@@ -184,6 +184,7 @@ def _divided(
     names = tuple(source.domains.names[home] for home in homes) if source.domains is not None else ()
     if isinstance(partition, Mapping):
         names = tuple(str(name).strip() for name in partition)
+        check_names(names, "clients of the partition")
     return Federation(
         source.name, tuple(members), source.test, source.class_names, tuple(notes), "", names, source.columns
     )

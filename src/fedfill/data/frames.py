@@ -8,12 +8,11 @@ from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor
 
-from fedfill.data.dataset import DOMAIN_COLUMN, Part, Source, join, source_of, together, too_few
-from fedfill.data.tables import LABEL, Columns, fitted, of_tables, sound
+from fedfill.data.cells import LABEL
+from fedfill.data.dataset import DOMAIN_COLUMN, Part, Source, join, label_array, source_of, together, too_few
+from fedfill.data.tables import Columns, fitted, of_tables, sound
 from fedfill.errors import FedfillError, first_line
 
 FILES = (Path("table"), Path("test table"))
@@ -125,7 +124,7 @@ def _labelled(frame: Any, labels: Any, where: str) -> Any:
         raise FedfillError(f"{where}: found labels beside a table that has a column '{LABEL}'; allowed: one of the two")
     if is_frame(labels) and len((beside := as_arrow(labels, where)).column_names) == 1:
         labels = beside.column(0).to_numpy()
-    array = labels.detach().cpu().numpy() if isinstance(labels, Tensor) else np.asarray(labels)
+    array = label_array(labels)
     if array.shape != (len(table),):
         raise FedfillError(
             f"{where}: found labels of shape {list(array.shape)} for {len(table):,} rows; allowed: one for each"
@@ -147,7 +146,12 @@ def _read(
     joined = [_joined(tables, wheres, domains) for tables in (trains, tests) if tables]
     files = FILES[: len(joined)]
     tables = [sound(table, file) for table, file in zip(joined, files, strict=True)]
-    train, test, columns, note = of_tables(tables, files, "data", class_names)
+    try:
+        train, test, columns, note = of_tables(tables, files, "data", class_names)
+    except FedfillError:
+        if len(pairs) > 1:
+            _name_the_one(pairs, wheres, class_names)
+        raise
 
     def cut(part: Part | None, sizes: Sequence[int]) -> list[Part]:
         ends = [0, *accumulate(sizes)]
@@ -158,6 +162,15 @@ def _read(
     own, held = cut(train, list(map(len, trains))), iter(cut(test, list(map(len, tests))))
     found = [(one, None if pair[1] is None else next(held)) for one, pair in zip(own, pairs, strict=True)]
     return found, columns, note
+
+
+def _name_the_one(pairs: Sequence[tuple[Any, Any]], wheres: Sequence[str], class_names: Sequence[str] | None) -> None:
+    """Raise the error of the first of several tables that can't be read by itself, with its name; none where all can be."""
+    for pair, where in zip(pairs, wheres, strict=True):
+        for table, what in zip(pair, FILES, strict=True):
+            if table is not None:
+                file = Path(f"{what}{where.removeprefix('data')}")
+                of_tables([sound(table, file)], [file], "data", class_names)
 
 
 def _joined(tables: Sequence[Any], wheres: Sequence[str], domains: bool) -> Any:

@@ -16,6 +16,7 @@ from fedfill.data.dataset import (
     check_labels,
     in_order,
     join,
+    label_array,
     numbered,
     parts_of,
     source_of,
@@ -103,13 +104,13 @@ def _words_of(data: Any) -> tuple[str, ...] | None:
     """The classes that all training labels name, where they are words."""
     items = list(data.values()) if type(data) is dict else data if isinstance(data, list) else [data]
     given = [item[1] for item in items if isinstance(item, tuple) and len(item) in (2, 4)]
-    words = [array for array in (np.asarray(one) for one in given if not isinstance(one, Tensor)) if _are_words(array)]
+    words = [array for array in map(label_array, given) if _are_words(array)]
     if words and len(words) < len(items):
         raise FedfillError(
             "data: labels are words in one part and none in another; allowed: words in all, or class_names"
         )
     tests = [item[3] for item in items if words and isinstance(item, tuple) and len(item) == 4]
-    if any(isinstance(one, Tensor) or not _are_words(np.asarray(one)) for one in tests):
+    if not all(_are_words(label_array(one)) for one in tests):
         raise FedfillError(
             "data: labels are words for training and none in a test set; allowed: words in both, or class_names"
         )
@@ -227,7 +228,7 @@ def _inputs(inputs: Any, where: str) -> Tensor:
 
 
 def _labels(labels: Any, expected: int, where: str, names: tuple[str, ...] | None) -> np.ndarray[Any, Any]:
-    array = labels.detach().cpu().numpy() if isinstance(labels, Tensor) else np.asarray(labels)
+    array = label_array(labels)
     words = _are_words(array)
     if array.ndim != 1 or not (words or np.issubdtype(array.dtype, np.integer)):
         raise FedfillError(
@@ -237,9 +238,8 @@ def _labels(labels: Any, expected: int, where: str, names: tuple[str, ...] | Non
         raise FedfillError(f"{where}: there are {expected} inputs but {len(array)} labels")
     if words:
         return numbered(array.astype(str), names or (), where)
-    array = array.astype(np.int64)
     check_labels(array, names, where)
-    return array
+    return array.astype(np.int64)
 
 
 def from_dataset(data: Any, where: str, size: int | None = None, class_names: tuple[str, ...] | None = None) -> Part:

@@ -14,20 +14,16 @@ from typing import Any, Self
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
+from fedfill.data.cells import LABEL, cell_numbers, cell_words, is_index, is_number, is_text
 from fedfill.data.dataset import DOMAIN_COLUMN, Part, Source, check_labels, in_order, numbered
 from fedfill.data.parquet import IMAGE_COLUMNS
 from fedfill.data.samples import Samples
 from fedfill.errors import FedfillError, did_you_mean, first_line
 
-LABEL = "label"
 MOST_WORDS = 1000
 """The most different words of one column; more are names or dates, not categories."""
-
-LARGEST = 1e100
-"""The largest size of a number: the squares of larger ones have no place in a float."""
 
 
 @dataclass(frozen=True)
@@ -76,8 +72,8 @@ class Columns:
         Raises:
             FedfillError: Where a cell is empty, or no number where one is needed.
         """
-        features = [_numbers(table, name, file)[:, None] for name in self.numbers]
-        features += [_words(table, name, file)[:, None] == np.array(found) for name, found in self.words.items()]
+        features = [cell_numbers(table, name, file)[:, None] for name in self.numbers]
+        features += [cell_words(table, name, file)[:, None] == np.array(found) for name, found in self.words.items()]
         return torch.from_numpy(np.concatenate(features, axis=1, dtype=np.float64))
 
     def fitted(self, values: Tensor) -> Self:
@@ -113,9 +109,30 @@ class Columns:
         mean, deviation = (values.new_tensor(numbers) for numbers in (self.mean, self.deviation))
         return torch.cat([(values[:, :k] - mean) / deviation, values[:, k:]], dim=1).to(torch.float32)
 
+    def inputs(self, values: Tensor) -> Tensor:
+        """`scaled`, refused where a number is so far from those that were trained on that float32 has no place for it.
+
+        Args:
+            values: ``[n, size]`` float64.
+
+        Returns:
+            ``[n, size]`` float32, finite.
+
+        Raises:
+            FedfillError: With the first such number.
+        """
+        found = self.scaled(values)
+        if not (finite := torch.isfinite(found)).all():
+            row, column = (~finite).nonzero()[0].tolist()
+            raise FedfillError(
+                f"data: column '{self.numbers[column]}' holds {values[row, column]:.4g}, and the training table has a mean of "
+                f"{self.mean[column]:.4g} and a deviation of {self.deviation[column]:.4g}; allowed: numbers like those that were trained on"
+            )
+        return found
+
     def samples(self, given: Samples) -> Samples:
-        """The same samples, `scaled`."""
-        return Samples(self.scaled(given.inputs), given.labels)
+        """The same samples with their `inputs` scaled."""
+        return Samples(self.inputs(given.inputs), given.labels)
 
 
 def find_tables(place: Path) -> tuple[Path, Path | None] | None:
@@ -168,7 +185,7 @@ def read_tables(train: Path, test: Path | None, where: str) -> tuple[Part, Part 
     tables = [_read(train)]
     if test is not None:
         # types guessed from the test file alone would make numbers or truth values of the training table's words
-        tables.append(_read(test, [name for name in tables[0].column_names if _is_text(tables[0], name)]))
+        tables.append(_read(test, [name for name in tables[0].column_names if is_text(tables[0], name)]))
     return of_tables(tables, files, where)
 
 
@@ -194,13 +211,15 @@ def of_tables(
     columns = tables[0].column_names
     for file, table in zip(files, tables, strict=True):
         if LABEL not in table.column_names:
-            raise FedfillError(f"data: '{file}' has no column '{LABEL}', only {', '.join(table.column_names)}")
+            near = next((name for name in table.column_names if name.strip().lower() == LABEL), None)
+            hint = f"; did you mean '{near}'? Call it '{LABEL}'" if near else ""
+            raise FedfillError(f"data: '{file}' has no column '{LABEL}', only {', '.join(table.column_names)}{hint}")
         if set(table.column_names) != set(columns):
             odd = min(set(table.column_names) ^ set(columns))
             raise FedfillError(f"{where}: '{train}' and '{file}' must have the same columns, but only one has '{odd}'")
     inputs = [name for name in columns if name not in (LABEL, DOMAIN_COLUMN)]
-    numeric = [name for name in inputs if _is_number(tables[0], name)]
-    words = {name: in_order(_words(tables[0], name, train)) for name in inputs if name not in numeric}
+    numeric = [name for name in inputs if is_number(tables[0], name)]
+    words = {name: in_order(cell_words(tables[0], name, train)) for name in inputs if name not in numeric}
     for name, found in words.items():
         if len(found) > MOST_WORDS:
             raise FedfillError(
@@ -209,25 +228,26 @@ def of_tables(
             )
     if not inputs:
         raise FedfillError(f"data: '{train}' has no column beside '{LABEL}' and '{DOMAIN_COLUMN}' to learn from")
-    names = tuple(class_names or in_order(_words(tables[0], LABEL, train)))
+    names = tuple(class_names or in_order(cell_words(tables[0], LABEL, train)))
     known = Columns(tuple(numeric), {name: tuple(found) for name, found in words.items()})
     parts: list[Part] = []
     for file, table in zip(files, tables, strict=True):
         for name in words:
-            if _is_text(tables[0], name) and _is_number(table, name):
+            if is_text(tables[0], name) and is_number(table, name):
                 raise FedfillError(
                     f"data: column '{name}' of '{file}' is of type {table.schema.field(name).type}, but the training "
                     "table has words there"
                 )
         values = known.values(table, file)
-        labels = _words(table, LABEL, file)
-        if class_names is not None and _is_number(table, LABEL):
-            indices = labels.astype(np.int64)
+        labels = cell_words(table, LABEL, file)
+        if class_names is not None and is_index(table, LABEL):
+            indices = table.column(LABEL).to_numpy()
             check_labels(indices, names, f"data: '{file}'")
+            indices = indices.astype(np.int64)
         else:
-            indices = numbered(labels, names, f"data: '{file}'", given=class_names is not None)
+            indices = numbered(labels, names, f"data: '{file}'")
         samples = Samples(values, torch.from_numpy(indices))
-        origin = _words(table, DOMAIN_COLUMN, file) if DOMAIN_COLUMN in columns else None
+        origin = cell_words(table, DOMAIN_COLUMN, file) if DOMAIN_COLUMN in columns else None
         parts.append(Part(samples, names, f"data: '{file}'", origin))
     said = [f"{len(numeric):,} of numbers ({_few(numeric)})"] if numeric else []
     counted = [f"{name}: {len(found):,}" for name, found in words.items()]
@@ -276,13 +296,13 @@ def rows_of(table: Any, columns: Columns, file: Path) -> tuple[Tensor, list[str]
     if others := [name for name in names if name not in (*wanted, LABEL, DOMAIN_COLUMN)]:
         notes.append(f"Not used of {file}, as the training table has no such columns: {_few(others)}.")
     for name, known in columns.words.items():
-        found = _words(table, name, file)
+        found = cell_words(table, name, file)
         if len(strange := found[~np.isin(found, known)]):
             notes.append(
                 f"Column '{name}' of {file}: {len(strange):,} row{'s have words' if len(strange) > 1 else ' has a word'} that "
                 f"the training table lacks, such as '{strange[0]}', and that the model does not know."
             )
-    return columns.scaled(columns.values(table, file)), notes
+    return columns.inputs(columns.values(table, file)), notes
 
 
 def _is_table(file: Path) -> bool:
@@ -334,61 +354,3 @@ def sound(table: Any, file: Path) -> Any:
             "or name it"
         )
     return table
-
-
-def _is_number(table: Any, name: str) -> bool:
-    import pyarrow as pa
-
-    kind = table.schema.field(name).type
-    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind))
-
-
-def _is_text(table: Any, name: str) -> bool:
-    import pyarrow as pa
-
-    kind = table.schema.field(name).type
-    if pa.types.is_dictionary(kind):
-        kind = kind.value_type
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
-
-
-def _numbers(table: Any, name: str, file: Path) -> NDArray[np.float64]:
-    if not _is_number(table, name):
-        kind = table.schema.field(name).type
-        raise FedfillError(
-            f"data: column '{name}' of '{file}' is of type {kind}, but the training table has numbers there"
-        )
-    _check_whole(table.column(name).null_count, name, file)
-    values: NDArray[np.float64] = table.column(name).to_numpy().astype(np.float64)
-    if not np.isfinite(values).all():
-        raise FedfillError(f"data: column '{name}' of '{file}' holds NaN or infinite values")
-    if (largest := float(np.abs(values).max())) > LARGEST:
-        raise FedfillError(
-            f"data: column '{name}' of '{file}' holds a number of size {largest:.4g}; allowed: up to {LARGEST:.0g}"
-        )
-    return values
-
-
-def _words(table: Any, name: str, file: Path) -> NDArray[np.str_]:
-    import pyarrow as pa
-
-    kind = table.schema.field(name).type
-    if pa.types.is_dictionary(kind):
-        kind = kind.value_type
-    if not (pa.types.is_integer(kind) or pa.types.is_boolean(kind) or _is_text(table, name)):
-        needed = "words or whole numbers" if name in (LABEL, DOMAIN_COLUMN) else "words or numbers"
-        hint = "; is the file's text in UTF-8?" if pa.types.is_binary(kind) and file.suffix.lower() == ".csv" else ""
-        raise FedfillError(f"data: column '{name}' of '{file}' is of type {kind}, but {needed} are needed{hint}")
-    cells = table.column(name).to_pylist()
-    if name == DOMAIN_COLUMN:  # blanks around a name would make another domain of it
-        cells = [cell.strip() if isinstance(cell, str) else cell for cell in cells]
-    # an empty cell among words is read as a word of no letters
-    _check_whole(sum(cell is None or cell == "" for cell in cells), name, file)
-    return np.array([str(cell) for cell in cells])
-
-
-def _check_whole(empty: int, name: str, file: Path) -> None:
-    if empty:
-        raise FedfillError(
-            f"data: column '{name}' of '{file}' has {empty:,} empty cell{'s' if empty > 1 else ''}; fill them or leave their rows out"
-        )

@@ -76,7 +76,7 @@ class Experiment(BaseModel):
     """File of 'fedfill synthesise', whose samples each client has beside its own labelled ones. None: no such samples."""
     participation: float = Field(default=1.0, gt=0, le=1)
     """Share of the clients that take part in a round."""
-    rounds: int = Field(default=50, ge=1)
+    rounds: int = Field(default=50, ge=1, le=1_000_000)
     """Number of rounds (T)."""
     evaluate_every: int | None = Field(default=None, ge=1)
     """Rounds from one evaluation to the next. The last round is always evaluated. None: every round."""

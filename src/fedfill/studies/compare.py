@@ -15,7 +15,6 @@ import torch
 from fedfill.algorithms import Algorithm, find, labels_of, parse_variant
 from fedfill.data.partitions import Partition
 from fedfill.errors import A_FUNCTION, DivergedError, FedfillError, checked, expect, path_of, shown
-from fedfill.experiment.loop import OnRound
 from fedfill.experiment.own import Network
 from fedfill.experiment.prepare import Prepared, arrange, split_settings
 from fedfill.experiment.settings import Experiment, over, whole_numbers
@@ -25,7 +24,7 @@ from fedfill.runs.directory import RunDirectory, writing
 from fedfill.runs.progress import both, watched
 from fedfill.studies.comparison import RECORD, Comparison, Row, Sweep
 from fedfill.studies.comparison_files import write_files
-from fedfill.studies.run import launch
+from fedfill.studies.run import OnRun, follower, launch
 from fedfill.studies.sweep import candidates, validated
 
 VALIDATION = 0.1
@@ -40,7 +39,7 @@ def compare(
     data: Any = "digits",
     partition: Partition = "dirichlet:0.5",
     model: Network = "auto",
-    on_run: Callable[[str, int], OnRound | None] | None = None,
+    on_run: OnRun | None = None,
     quiet: bool = False,
     **settings: Unpack[Shared],
 ) -> Comparison:
@@ -132,7 +131,10 @@ def plan(
         return arrange(name, data=data, partition=partition, model=model, seed=seed, needs=needs, **given[label])
 
     # everything is checked before anything runs
+    places: dict[Path, str] = {}
     for label, name, own in variants:
+        if (other := places.setdefault(_folder(out, label, 0), label)) != label:
+            raise FedfillError(f"compare: the runs of '{other}' and of '{label}' would lie in one folder; rename one")
         _refuse_options(label, own)
         split_settings(find(name), own)
     _check_folder(Path(out))
@@ -160,7 +162,7 @@ def plan(
     return Plan(asked, names, seeds, out, labels[base], unlike, arranged)
 
 
-def carry_out(found: Plan, on_run: Callable[[str, int], OnRound | None] | None, quiet: bool) -> Comparison:
+def carry_out(found: Plan, on_run: OnRun | None, quiet: bool) -> Comparison:
     """Run a comparison that was checked, and write its files; arguments as for `compare`."""
     asked, labels, seeds, out = found.asked, list(found.names), found.seeds, found.out
     results: dict[str, list[Result | None]] = {label: [] for label in labels}
@@ -168,7 +170,7 @@ def carry_out(found: Plan, on_run: Callable[[str, int], OnRound | None] | None, 
     with watched(quiet, len(seeds) * len(labels)) as watch:
         for seed in seeds:
             for label, name in found.names.items():
-                follow = both(on_run(label, seed) if on_run else None, watch(f"{label}, seed {seed}"))
+                follow = both(follower(on_run, label, seed), watch(f"{label}, seed {seed}"))
                 try:
                     results[label].append(launch(found.arranged(label, name, seed), _folder(out, label, seed), follow))
                 except DivergedError as error:

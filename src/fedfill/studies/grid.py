@@ -6,7 +6,7 @@ import csv
 import io
 import itertools
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -21,6 +21,7 @@ from fedfill.runs.shown import markdown_table, percent
 from fedfill.studies.compare import Plan, carry_out, plan
 from fedfill.studies.comparison import Comparison
 from fedfill.studies.comparison_files import FIGURES
+from fedfill.studies.run import OnRun
 
 TABLE = "grid.csv"
 """The file that tells a grid's folder."""
@@ -109,7 +110,7 @@ def run_grid(
     path: str | Path,
     *,
     out: str | Path = "runs/grid",
-    on_run: Callable[[str, int], OnRound | None] | None = None,
+    on_run: OnRun | None = None,
     quiet: bool = False,
     **options: Any,
 ) -> list[Cell]:

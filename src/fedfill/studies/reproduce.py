@@ -15,12 +15,11 @@ from filelock import FileLock
 
 from fedfill import __version__
 from fedfill.errors import A_FUNCTION, DivergedError, FedfillError, did_you_mean, expect, path_of, shown
-from fedfill.experiment.loop import OnRound
 from fedfill.experiment.prepare import Prepared, arrange
 from fedfill.experiment.settings import INCIDENTAL, whole_numbers
 from fedfill.experiment.summary import accuracy_by_round
 from fedfill.runs.directory import RunDirectory, writing
-from fedfill.studies.run import launch
+from fedfill.studies.run import OnRun, follower, launch
 from fedfill.studies.table import KEPT, Entry, Reproduction, find_table, frame, read_entries, read_table, write
 
 
@@ -30,7 +29,7 @@ def reproduce(
     only: Sequence[str] = (),
     seeds: Sequence[int] | None = None,
     out: str | Path = "runs/reproduce",
-    on_run: Callable[[str, int], OnRound | None] | None = None,
+    on_run: OnRun | None = None,
     **options: Any,
 ) -> Reproduction:
     """Run a paper's table, or some of its rows, and write the figures into its README.
@@ -102,7 +101,7 @@ def reproduce(
                 done = out.glob(f"*/*-seed{seed}-{digest[:8]}/summary.json")
                 place = min((path.parent for path in done), default=place)
             try:
-                result = launch(arranged(row.name, seed), place, on_run(row.name, seed) if on_run else None)
+                result = launch(arranged(row.name, seed), place, follower(on_run, row.name, seed))
                 figures = {name: result.summary.get(name) for name in KEPT} | {"curve": result.curve}
                 account = result.summary["privacy"]
                 figures |= {"epsilon": account["total_epsilon"], "epsilon_added": account.get("total_epsilon_added")}

@@ -22,6 +22,8 @@ from fedfill.own_parts import absolute
 from fedfill.runs.directory import RunDirectory
 from fedfill.runs.progress import both, watched
 
+OnRun = Callable[[str, int], OnRound | None]
+
 
 @overload
 def run(
@@ -106,6 +108,25 @@ def launch(prepared: Prepared, path: Path, on_round: OnRound | None = None) -> R
     if prepared.experiment.engine == "flower":
         return rehearse(prepared, path, on_round)
     return execute(prepared, path, on_round)
+
+
+def follower(on_run: OnRun | None, label: str, seed: int) -> OnRound | None:
+    """What a caller's function returned for one run.
+
+    Args:
+        on_run: The caller's; None: there is none.
+        label: Of the run.
+        seed: Likewise.
+
+    Returns:
+        What to call after each round, or None.
+
+    Raises:
+        FedfillError: Where it returned something else.
+    """
+    found = on_run(label, seed) if on_run is not None else None
+    expect("on_run, which returned", found, Callable | None, "a function, or None")
+    return found
 
 
 def resume(

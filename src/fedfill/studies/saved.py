@@ -120,7 +120,7 @@ def saved_at(place: Run) -> Saved:
     if (path / CARD).is_file():
         return _of_export(path)
     if (path / "experiment.toml").is_file():
-        return of_run(RunDirectory(path))
+        return of_run(RunDirectory(path), setting="model")
     what = "a file" if path.is_file() else "no model" if path.is_dir() else "nothing"
     raise FedfillError(
         f"model: found {what} at {path}; allowed: a folder of 'fedfill export', which has a {CARD}, or a run directory"
@@ -151,13 +151,14 @@ def _of_export(path: Path) -> Saved:
     return Saved(str(path), card, read)
 
 
-def of_run(place: RunDirectory, data: Any = None, data_dir: str | Path | None = None) -> Saved:
+def of_run(place: RunDirectory, data: Any = None, data_dir: str | Path | None = None, setting: str = "export") -> Saved:
     """The models of a finished run, straight from its folder.
 
     Args:
         place: Its folder.
         data: The data, where they came from Python and the run was made before runs recorded what their inputs are.
         data_dir: Where the data lie, for such runs.
+        setting: What an error's sentence begins with.
 
     Returns:
         Models and card.
@@ -165,22 +166,22 @@ def of_run(place: RunDirectory, data: Any = None, data_dir: str | Path | None = 
     Raises:
         FedfillError: Where it is not finished, or has no model.
     """
-    document, summary = place.read_experiment("export"), place.summary()
+    document, summary = place.read_experiment(setting), place.summary()
     # its weights alone are wanted, whatever the algorithm keeps beside them
-    checkpoint = place.read_checkpoint("export", unknown=True)
+    checkpoint = place.read_checkpoint(setting, unknown=True)
     if summary is None or checkpoint is None:
         raise FedfillError(
-            f"export: {place.path} holds {len(place.rounds())} of {document.get('rounds')} rounds; 'fedfill resume {place.path}' finishes it"
+            f"{setting}: {place.path} holds {len(place.rounds())} of {document.get('rounds')} rounds; 'fedfill resume {place.path}' finishes it"
         )
-    require(Summary, summary, place.path / "summary.json", "export", "remove it and resume the run")
+    require(Summary, summary, place.path / "summary.json", setting, "remove it and resume the run")
     weights: Weights = checkpoint.get("weights", {})
     if summary.get("weights_sha256") != tree.sha256(weights):
         raise FedfillError(
-            f"export: summary.json and checkpoint in {place.path} don't belong together; remove summary.json and resume the run"
+            f"{setting}: summary.json and checkpoint in {place.path} don't belong together; remove summary.json and resume the run"
         )
-    division = _division(place)
-    inputs = _inputs(place, document, division, data, data_dir)
-    models = _by_client(place, document, checkpoint)
+    division = _division(place, setting)
+    inputs = _inputs(place, document, division, data, data_dir, setting)
+    models = _by_client(place, document, checkpoint, setting)
     card: dict[str, Any] = {
         "format": FORMAT,
         "fedfill": __version__,
@@ -211,7 +212,7 @@ def of_run(place: RunDirectory, data: Any = None, data_dir: str | Path | None = 
     return Saved(str(place.path), card, lambda entry: models[entry.get("number")])
 
 
-def _division(place: RunDirectory) -> dict[str, Any]:
+def _division(place: RunDirectory, setting: str) -> dict[str, Any]:
     path = place.path / "partition.json"
     try:
         found = json.loads(path.read_text())
@@ -220,13 +221,18 @@ def _division(place: RunDirectory) -> dict[str, Any]:
             raise ValueError("classes without a name, or two of the same")
     except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
         raise FedfillError(
-            f"export: {path} is missing or damaged, and has the names of the classes; run the experiment again"
+            f"{setting}: {path} is missing or damaged, and has the names of the classes; run the experiment again"
         ) from error
     return dict(found)
 
 
 def _inputs(
-    place: RunDirectory, document: Mapping[str, Any], division: Mapping[str, Any], data: Any, data_dir: Any
+    place: RunDirectory,
+    document: Mapping[str, Any],
+    division: Mapping[str, Any],
+    data: Any,
+    data_dir: Any,
+    setting: str,
 ) -> Inputs:
     """What the network takes: as the run recorded it, or of a run from before there was a record as its data are."""
     if "inputs" in division:
@@ -234,9 +240,9 @@ def _inputs(
             return Inputs.from_document(division["inputs"])
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise FedfillError(
-                f"export: partition.json in {place.path} is damaged ({error}); run the experiment again"
+                f"{setting}: partition.json in {place.path} is damaged ({error}); run the experiment again"
             ) from error
-    return Inputs.of(source_of_run(place, document, data, data_dir, "export"), document.get("image_size"))
+    return Inputs.of(source_of_run(place, document, data, data_dir, setting), document.get("image_size"))
 
 
 def source_of_run(place: RunDirectory, document: Mapping[str, Any], data: Any, data_dir: Any, setting: str) -> Any:
@@ -269,7 +275,7 @@ def source_of_run(place: RunDirectory, document: Mapping[str, Any], data: Any, d
 
 
 def _by_client(
-    place: RunDirectory, document: Mapping[str, Any], checkpoint: Mapping[str, Any]
+    place: RunDirectory, document: Mapping[str, Any], checkpoint: Mapping[str, Any], setting: str
 ) -> dict[int | None, Weights]:
     """The models that a run ended with: by client, or one of nobody's."""
     name, weights = str(document.get("algorithm")), checkpoint["weights"]
@@ -277,7 +283,7 @@ def _by_client(
         return {None: weights}
     if document.get("engine") == "flower" or not all(re.match(r"\d+\.", key) for key in weights):
         raise FedfillError(
-            f"export: {place.path} is a run of {name} on flower, whose clients' models stay with their hosts; allowed: runs with one global "
+            f"{setting}: {place.path} is a run of {name} on flower, whose clients' models stay with their hosts; allowed: runs with one global "
             "model, or on the engines local and ray"
         )
     models: dict[int | None, Weights] = {}

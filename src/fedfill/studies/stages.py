@@ -12,11 +12,11 @@ from typing import Any
 
 from fedfill.algorithms import parse_variant
 from fedfill.errors import FedfillError
-from fedfill.experiment.loop import OnRound
 from fedfill.studies.compare import compare, taken
 from fedfill.studies.comparison import Comparison
 from fedfill.studies.recommend import Candidate, ranked
 from fedfill.studies.rules import REFERENCES, SUMS, TRAINED, Entry
+from fedfill.studies.run import OnRun
 
 SCREEN, FINAL, REFERENCE, PROBE = "screen", "final", "reference", "probe"
 FINALISTS = 2
@@ -27,8 +27,6 @@ CLOSE = 0.01
 
 SCREENED = 0.2
 """Share of the rounds that the screening has, and of a budget's seconds at the most 0.3."""
-
-OnRun = Callable[[str, int], OnRound | None]
 
 
 @dataclass(frozen=True)

@@ -25,12 +25,12 @@ from fedfill.studies.comparison import Comparison
 from fedfill.studies.look import Look, look
 from fedfill.studies.recommend import Asked, Candidate, Recommendation, candidates, choose, document, recommend
 from fedfill.studies.rules import REFERENCES, SUMS, Entry, Goal, entries, goal_of, left_out, validation_share
+from fedfill.studies.run import OnRun
 from fedfill.studies.stages import (
     FINAL,
     PROBE,
     REFERENCE,
     SCREEN,
-    OnRun,
     Plan,
     Stages,
     parse_budget,
