@@ -14,11 +14,11 @@ from tests.helpers import refused
 
 import fedfill
 from fedfill.data import sources
+from fedfill.data.columns import Columns
 from fedfill.data.dataset import TEST_SHARE
 from fedfill.data.division import federate
 from fedfill.data.sources import load
 from fedfill.data.stratified import hold_out
-from fedfill.data.tables import Columns
 from fedfill.deployment.host_data import Task, load_host
 from fedfill.streams import numpy_stream
 

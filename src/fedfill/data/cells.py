@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedfill.data.dataset import DOMAIN_COLUMN
 from fedfill.errors import FedfillError
 
 LABEL = "label"
+DOMAIN_COLUMN = "domain"
 
 LARGEST = 1e100
 """The largest size of a number: the squares of larger ones have no place in a float."""

@@ -6,22 +6,19 @@ import math
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from fedfill.data.cells import DOMAIN_COLUMN
+from fedfill.data.columns import Columns
 from fedfill.data.images import in_colour
 from fedfill.data.samples import Samples
 from fedfill.data.stratified import Indices, hold_out
 from fedfill.errors import FedfillError
 from fedfill.streams import numpy_stream
-
-if TYPE_CHECKING:
-    from fedfill.data.tables import Columns
-
-DOMAIN_COLUMN = "domain"
 
 TEST_SHARE = 0.2
 """The share of each class that becomes the test set where a data set brings none."""

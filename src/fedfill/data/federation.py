@@ -5,17 +5,15 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 
+from fedfill.data.columns import Columns
 from fedfill.data.dataset import together
 from fedfill.data.samples import Samples
 from fedfill.data.stratified import Indices, keep_labels, set_aside
-
-if TYPE_CHECKING:
-    from fedfill.data.tables import Columns
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,10 @@ from typing import Any
 
 import torch
 
-from fedfill.data.cells import LABEL
-from fedfill.data.dataset import DOMAIN_COLUMN, Part, Source, join, label_array, source_of, together, too_few
-from fedfill.data.tables import Columns, fitted, of_tables, sound
+from fedfill.data.cells import DOMAIN_COLUMN, LABEL
+from fedfill.data.columns import Columns
+from fedfill.data.dataset import Part, Source, join, label_array, source_of, together, too_few
+from fedfill.data.tables import fitted, of_tables, sound
 from fedfill.errors import FedfillError, first_line
 
 FILES = (Path("table"), Path("test table"))

@@ -13,11 +13,12 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from fedfill.data.columns import Columns
 from fedfill.data.folders import IMAGE_SUFFIXES
 from fedfill.data.frames import as_arrow, is_frame
 from fedfill.data.images import fitted
 from fedfill.data.parquet import IMAGE_COLUMNS
-from fedfill.data.tables import Columns, read_rows, rows_of
+from fedfill.data.tables import read_rows, rows_of
 from fedfill.errors import FedfillError, first_line, path_of, shown
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedfill.data.cells import DOMAIN_COLUMN
 from fedfill.data.dataset import (
-    DOMAIN_COLUMN,
     Part,
     Source,
     check_labels,

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedfill.data.dataset import DOMAIN_COLUMN, Part, check_alike, check_labels, together
+from fedfill.data.cells import DOMAIN_COLUMN
+from fedfill.data.dataset import Part, check_alike, check_labels, together
 from fedfill.data.images import decode, in_colour
 from fedfill.data.samples import Samples
 from fedfill.errors import FedfillError, first_line
