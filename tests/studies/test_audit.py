@@ -14,11 +14,13 @@ import fedfill
 from fedfill.algorithms._base import Algorithm
 from fedfill.algorithms.feddpms import FedDPMS
 from fedfill.data.samples import Samples
+from fedfill.privacy import sums as privacy
 from fedfill.privacy.audit import Claim, judged, of_guesses
 from fedfill.privacy.keyed import seeded
 from fedfill.privacy.one_run import Guesses
 from fedfill.privacy.scores import joint_scores, lattice_scores, roc
-from fedfill.protocol.sums import contribute
+from fedfill.protocol import sums
+from fedfill.protocol.sums import Collected, contribute
 from fedfill.statistics.noise import Noise
 from fedfill.statistics.sums import class_moments
 from fedfill.studies.auditing.client_canaries import Directions
@@ -148,6 +150,28 @@ def test_sums_of_an_algorithm_by_its_own_handler():
     assert by["removed"].ledger_epsilon == pytest.approx(8.0, rel=0.01)
     assert all(one.verdict.startswith("PASS") for one in found.findings)
     assert by["removed"].found_epsilon > 0.5 * 8
+
+
+@pytest.mark.parametrize("planted", [False, True])
+def test_what_the_server_publishes(monkeypatch, planted):
+    """The server's own noise; planted: it adds a third of what it declares."""
+    real = privacy.add_noise
+    if planted:
+        monkeypatch.setattr(privacy, "add_noise", lambda x, std, *rest: real(x, std / 3, *rest))
+    found = fedfill.audit(
+        "fed3r",
+        target_epsilon=3.0,
+        trust="server",
+        features="project(6) > unit",
+        repeats=250,
+        clients=3,
+        data_fraction=0.2,
+    )
+    assert sums.Collected is Collected
+    by = {one.neighbours.split()[-1]: one for one in found.findings}
+    assert by["removed"].ledger_epsilon == pytest.approx(3.0, rel=0.01)
+    assert found.failed == planted
+    assert by["removed"].found_epsilon > 0.5 * 3
 
 
 def test_what_declares_nothing_has_no_claim_to_test():

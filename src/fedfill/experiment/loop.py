@@ -145,7 +145,7 @@ def _loop(
     experiment, algorithm, federation = prepared.experiment, prepared.algorithm, prepared.federation
     engine = connect(prepared, device)
     try:
-        server = _server(prepared, engine, device, secret)
+        server = make_server(prepared, engine, device, secret)
         done, seconds, preparation = _restore(prepared, directory, server, engine, device)
         records = directory.cut_rounds(done)
         counts = federation.counts if any(map(any, federation.counts)) else None  # None: they stay with the clients
@@ -269,14 +269,14 @@ def synthetic_images(
         device=device, workers=1,
     )  # fmt: skip
     try:
-        server = _server(prepared, engine, device)
+        server = make_server(prepared, engine, device)
         _restore(prepared, directory, server, engine, device)
         return _images(prepared, server, per_class)
     finally:
         engine.close()
 
 
-def _server(
+def make_server(
     prepared: Prepared, engine: Engine, device: torch.device, secret: Callable[[], bytes] | None = None
 ) -> _Observed:
     """The server as it is before the first round."""

@@ -22,6 +22,7 @@ from fedfill.privacy.scores import roc
 from fedfill.privacy.sums import honest_default
 from fedfill.studies.auditing.client_canaries import ClientCanaries
 from fedfill.studies.auditing.gradient_canaries import GradientCanaries
+from fedfill.studies.auditing.published import Published
 from fedfill.studies.auditing.replays import Call, Replayer, Transcript, View, numbers_of, repeat, worst_pair
 
 RECORDS = 40
@@ -128,8 +129,6 @@ def releases_attacked(prepared: Prepared, transcript: Transcript, client: int, b
         _mu(release, trust, True) or _mu(release, trust, False) for _, found in claimed for release in found.values()
     ):
         return []
-    if trust == "server":
-        return []  # what the server publishes is attacked by whole runs, see docs/privacy-audit.md
     federation = prepared.federation
     replayer = Replayer(prepared.algorithm, prepared.model, prepared.initial, federation.classes)
     whole = federation.clients[client].train
@@ -153,10 +152,11 @@ def releases_attacked(prepared: Prepared, transcript: Transcript, client: int, b
             parts.append(seen)
         return np.concatenate(parts)
 
+    seen = Published(prepared, replayer, calls) if trust == "server" else view
     return [
         found
         for replaced in (True, False)
-        if (found := _repeated(view, data, claimed, replayer, trust, replaced, budget))
+        if (found := _repeated(seen, data, claimed, replayer, trust, replaced, budget))
     ]
 
 
