@@ -231,6 +231,38 @@ def test_nothing_of_the_user_breaks_out(tmp_path: Path) -> None:
     assert not [attributes for _, attributes in found.elements if any(name.startswith("on") for name in attributes)]
 
 
+def audited(folder: Path, **changes: Any) -> None:
+    finding = {"released": "Sums.sums", "neighbours": "a record is replaced", "ledger_epsilon": 12.7, "found_epsilon": 10.7,
+               "verdict": "PASS (tight)", "ceiling": None} | changes  # fmt: skip
+    (folder / "audit.json").write_text(json.dumps({"confidence": 0.95, "delta": 1e-5, "findings": [finding]}))
+
+
+def test_an_audit_stands_beside_the_account(tmp_path: Path) -> None:
+    run = run_folder(tmp_path / "run")
+    audited(run)
+    found = made(tmp_path, run)
+    assert found.table("The account attacked: fedavg")[1] == [
+        "Sums.sums", "a record is replaced", "12.7", "10.7", "PASS (tight)",
+    ]  # fmt: skip
+    audited(run, ledger_epsilon=None, found_epsilon=None)
+    assert made(tmp_path, run).table("The account attacked: fedavg")[1][2:4] == ["none", "none"]
+    (run / "audit.json").write_text('{"confidence": 0.95, "delta": 1e-5, "findings": []}')
+    assert "The account attacked" not in made(tmp_path, run).text
+    compared = comparison_folder(tmp_path / "compared", {"fedavg": [0.5, 0.6], "local": [0.3, 0.4]})
+    audited(compared / "fedavg-seed1")
+    assert found.table("The account attacked: fedavg") == made(tmp_path, compared).table(
+        "The account attacked: fedavg, seed 1"
+    )
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", '{"confidence": 0.95, "delta": 1e-5}', "[" * 100_000])
+def test_a_damaged_audit_is_named(tmp_path: Path, text: str) -> None:
+    run = run_folder(tmp_path / "run")
+    (run / "audit.json").write_text(text)
+    with refused("report", "audit.json", "fedfill audit"):
+        fedfill.report(run, out=tmp_path / "page.html")
+
+
 def test_an_unfinished_run_says_so(tmp_path: Path) -> None:
     found = made(tmp_path, run_folder(tmp_path / "run", rounds=5))
     assert "3 of 5 rounds are done" in found.text

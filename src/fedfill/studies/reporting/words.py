@@ -13,6 +13,7 @@ from PIL import Image
 from fedfill.errors import FedfillError
 from fedfill.experiment.verdicts import Verdict, uneven
 from fedfill.studies.reporting.again import compare_again, run_again
+from fedfill.studies.reporting.audited import audits
 from fedfill.studies.reporting.parts import Line, Part, Trial
 from fedfill.studies.reporting.totals import epsilons
 from fedfill.studies.reporting.values import (
@@ -233,7 +234,9 @@ def privacy(part: Part, where: str, room: Room) -> Section:
         whole, mark, total = statement.rpartition("In total: ")  # what it comes to is said first
         label = f"{', '.join(labels)}. {mark}{total}" if len(part.lines) > 1 else f"{mark}{total}"
         texts.append((label.rstrip("."), whole.strip()) if mark else (", ".join(labels), statement))
-    return Section("privacy", "Privacy account", lead, epsilons(part, where, room), folded=folded, texts=texts)
+    return Section(
+        "privacy", "Privacy account", lead, [*epsilons(part, where, room), *audits(part)], folded=folded, texts=texts
+    )
 
 
 def _entry(entry: Mapping[str, Any]) -> tuple[str, ...]:
