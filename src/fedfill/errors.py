@@ -86,9 +86,16 @@ def expect(setting: str, found: Any, kinds: Any, allowed: str) -> None:
 
 def shown(found: Any) -> str:
     """What was given, in a few words: a large thing by its kind alone."""
-    text = "..." if hasattr(found, "__array__") else repr(found)
+    try:
+        text = "..." if hasattr(found, "__array__") else repr(found)
+    except ValueError:  # Python writes no number of thousands of digits
+        return "a number of thousands of digits"
     short = len(text) <= 60 and "\n" not in text and text != "..."
     return text if short else f"a value of type {type(found).__name__}"
+
+
+LONGEST = 255
+"""Bytes of a file's name at the most, on the file systems that are in use."""
 
 
 def path_of(setting: str, found: str | os.PathLike[str] | Kept, allowed: str = "a text or a Path") -> Path:
@@ -111,8 +118,11 @@ def path_of(setting: str, found: str | os.PathLike[str] | Kept, allowed: str = "
     try:
         if "\0" in os.fspath(path):
             raise ValueError("it holds a zero character")
-        return Path(path).expanduser()
-    except (RuntimeError, TypeError, ValueError) as error:  # a user who is unknown; a path of bytes
+        place = Path(path).expanduser()
+        if any(len(os.fsencode(part)) > LONGEST for part in place.parts):
+            raise ValueError(f"a name in it has more than {LONGEST} bytes")
+        return place
+    except (RuntimeError, TypeError, ValueError) as error:  # a user who is unknown; a path of bytes; half a letter
         raise FedfillError(f"{setting}: can't look for {path!r} ({error}); allowed: {allowed}") from error
 
 
@@ -152,9 +162,17 @@ def checked(kind: type[B], values: Mapping[str, Any], what: str = "setting") -> 
     empty = ", or none" if optional and first["type"] == "literal_error" else ""
     # of a setting that may be one thing or another each has an error of its own
     kinds = dict.fromkeys(_allowed(e) for e in (first, *others) if e["loc"][:1] == first["loc"][:1])
-    found = "nothing" if first["type"] == "missing" else repr(first["input"])
-    found = found if len(found) <= 200 else f"{found[:50]}..."
+    found = "nothing" if first["type"] == "missing" else _cut(first["input"])
     raise FedfillError(f"{name}: found {found}; allowed: {', or '.join(kinds)}{empty}")
+
+
+def _cut(found: Any) -> str:
+    """What was given, or its beginning."""
+    try:
+        text = repr(found)
+    except ValueError:
+        return shown(found)
+    return text if len(text) <= 200 else f"{text[:50]}..."
 
 
 def _allowed(error: Mapping[str, Any]) -> str:

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from fedfill.errors import FedfillError, did_you_mean, first_line
+from fedfill.errors import FedfillError, did_you_mean, first_line, path_of
 
 _FORM = re.compile(r"(?P<file>[^:]*\.py)(?::(?P<name>[^:]*)(?::(?P<rest>.*))?)?", re.DOTALL)
 
@@ -78,7 +78,7 @@ def absolute(word: str, what: str) -> str:
             f"{what}: found ':{match['rest']}' behind '{match['file']}:{match['name']}', which takes no settings there; allowed: "
             "FILE.py:NAME"
         )
-    path = Path(match["file"]).expanduser().resolve()
+    path = path_of(what, match["file"], "FILE.py:NAME").resolve()
     if not path.is_file():
         raise FedfillError(f"{what}: found '{word}', and there is no file '{path}'; allowed: FILE.py:NAME")
     return f"{path}:{match['name']}"

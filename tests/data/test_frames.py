@@ -131,6 +131,29 @@ def test_names_that_are_given() -> None:
         assert torch.equal(of_table.train.labels, found.train.labels)
 
 
+def test_names_that_people_have() -> None:
+    names = [
+        "Brustkrebs\N{NO-BREAK SPACE}links",
+        "\N{FAMILY}",
+        "\N{WOMAN}\N{ZERO WIDTH JOINER}\N{ROCKET}",
+        "a\t",
+        "9" * 5000,
+    ]
+    found = from_python((np.zeros((15, 2)), np.arange(15) % 5), class_names=names)
+    assert isinstance(found, Source)
+    assert found.class_names == tuple(names)
+    assert one((np.zeros((15, 2)), names * 3)).class_names == tuple(sorted(names))
+
+
+def test_whole_numbers_as_categories() -> None:
+    table = FRAME.assign(label=pd.Categorical([0, 1] * 20))
+    alone, several = (from_python(data, class_names=["a", "b"]) for data in (table, [table, table]))
+    assert isinstance(alone, Source)
+    assert isinstance(several, list)
+    assert alone.class_names == several[0].class_names == ("a", "b")
+    assert sorted({*alone.train.labels.tolist()}) == [0, 1]
+
+
 def test_truth_values_are_words() -> None:
     """In arrays as in tables."""
     inputs, truth = np.zeros((12, 2), np.float32), np.arange(12) % 3 > 0
@@ -156,7 +179,7 @@ def test_truth_values_are_words() -> None:
         ((FRAME, FRAME.assign(label="new")), {}, "data", ["'new'"]),
         ([FRAME, (np.zeros((4, 2)), [0, 1, 0, 1])], {}, "data of client 1", ["tuple"]),
         ([FRAME, FRAME.drop(columns="age")], {}, "data of client 1", ["'age'"]),
-        ([FRAME, FRAME.assign(age="old")], {}, "data", ["kinds"]),
+        ([FRAME, FRAME.assign(age="old")], {}, "data of client 1", ["'age'", "double", "numbers"]),
         ({"a": FRAME, " a": FRAME}, {}, "data", ["'a'", "twice"]),
         (FRAME, {"class_names": ["sick", "dead"]}, "data", ["'well'", "sick, dead"]),
         (FRAME, {"class_names": "sick"}, "class_names", ["'sick'"]),
@@ -173,6 +196,15 @@ def test_truth_values_are_words() -> None:
         ([FRAME, FRAME.assign(age=[*AGES.tolist()[:-1], None])], {}, "data", ["'table of client 1'", "'age'"]),
         ([(FRAME, FRAME), (FRAME, FRAME.assign(age=math.inf))], {}, "data", ["'test table of client 1'", "'age'"]),
         ({"sea": FRAME, "air": FRAME.assign(age=math.inf)}, {}, "data", ["table of domain 'air'", "'age'"]),
+        ([FRAME.assign(domain=1.5), FRAME.assign(domain=1.5, age=math.inf)], {}, "data", ["'table of client 1'", "'age'"]),
+        ([FRAME, (FRAME, FRAME), (FRAME, FRAME.assign(extra=1))], {}, "data of client 2, test set", ["'extra'"]),
+        ([FRAME, (FRAME, FRAME), (FRAME, FRAME[:0])], {}, "data of client 2, test set", ["without rows"]),
+        ([(FRAME, FRAME), (FRAME, FRAME.assign(age=1e90))], {}, "data of client 1, test set", ["'age'", "1e+90"]),
+        ((FRAME, FRAME.assign(label="q" * 999)), {}, "data", ["a value of type str"]),
+        ((np.zeros((6, 2)), [[1], [1, 2]] * 3), {}, "data", ["labels are list", "one whole number"]),
+        ((np.zeros((6, 2)), [0, 1] * 3, np.zeros((1, 2)), np.array([True])), {}, "data, test set", ["words", "whole numbers"]),
+        ((np.zeros((4, 2)), [0, 1] * 2), {"class_names": ["a\n", "b"]}, "class_names", ["'a\\n'"]),
+        ((np.zeros((4, 2)), [0, 1] * 2), {"class_names": np.array("ab")}, "class_names", ["list"]),
         (FRAME.rename(columns={"label": "Label"}), {}, "data", ["did you mean 'Label'"]),
         (FRAME.assign(label=[True, False] * 20), {"class_names": ["no", "yes"]}, "data", ["'False'", "no, yes"]),
         ((FRAME, FRAME.assign(age=1e99)), {}, "data", ["'age'", "1e+99"]),

@@ -58,9 +58,9 @@ class Algorithm(BaseModel):
     unfair: ClassVar[str] = ""
     """What the algorithm must have otherwise than the others in its training, and what would make a comparison fair."""
 
-    local_epochs: int = Field(default=5, ge=1)
+    local_epochs: int = Field(default=5, ge=1, le=1_000_000)
     """Passes of a client over its data in a round (E); given alone, in place of an algorithm's `local_steps`."""
-    local_steps: int | None = Field(default=None, ge=1)
+    local_steps: int | None = Field(default=None, ge=1, le=1_000_000_000)
     """Mini-batches in a round, in place of epochs."""
     batch_size: int = Field(default=64, ge=1)
     """Samples in a mini-batch (B)."""

@@ -26,10 +26,11 @@ def is_number(table: Any, name: str) -> bool:
 
 
 def is_index(table: Any, name: str) -> bool:
-    """Whether a column holds whole numbers."""
+    """Whether a column holds whole numbers, perhaps as categories."""
     import pyarrow as pa
 
-    return bool(pa.types.is_integer(table.schema.field(name).type))
+    kind = table.schema.field(name).type
+    return bool(pa.types.is_integer(kind.value_type if pa.types.is_dictionary(kind) else kind))
 
 
 def is_text(table: Any, name: str) -> bool:

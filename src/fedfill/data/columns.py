@@ -99,11 +99,12 @@ class Columns:
         mean, deviation = (values.new_tensor(numbers) for numbers in (self.mean, self.deviation))
         return torch.cat([(values[:, :k] - mean) / deviation, values[:, k:]], dim=1).to(torch.float32)
 
-    def inputs(self, values: Tensor) -> Tensor:
+    def inputs(self, values: Tensor, where: str) -> Tensor:
         """`scaled`, refused where a number is so far from those that were trained on that float32 has no place for it.
 
         Args:
             values: ``[n, size]`` float64.
+            where: They came from, for the beginning of an error's sentence.
 
         Returns:
             ``[n, size]`` float32, finite.
@@ -115,11 +116,11 @@ class Columns:
         if not (finite := torch.isfinite(found)).all():
             row, column = (~finite).nonzero()[0].tolist()
             raise FedfillError(
-                f"data: column '{self.numbers[column]}' holds {values[row, column]:.4g}, and the training table has a mean of "
+                f"{where}: column '{self.numbers[column]}' holds {values[row, column]:.4g}, and the training table has a mean of "
                 f"{self.mean[column]:.4g} and a deviation of {self.deviation[column]:.4g}; allowed: numbers like those that were trained on"
             )
         return found
 
-    def samples(self, given: Samples) -> Samples:
-        """The same samples with their `inputs` scaled."""
-        return Samples(self.inputs(given.inputs), given.labels)
+    def samples(self, given: Samples, where: str) -> Samples:
+        """The same samples with their `inputs` scaled; `where` they came from begins an error's sentence."""
+        return Samples(self.inputs(given.inputs, where), given.labels)

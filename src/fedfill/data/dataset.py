@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,7 +16,7 @@ from fedfill.data.columns import Columns
 from fedfill.data.images import in_colour
 from fedfill.data.samples import Samples
 from fedfill.data.stratified import Indices, hold_out
-from fedfill.errors import FedfillError
+from fedfill.errors import FedfillError, shown
 from fedfill.streams import numpy_stream
 
 TEST_SHARE = 0.2
@@ -278,25 +277,39 @@ def numbered(labels: np.ndarray[Any, Any], names: Sequence[str], where: str) -> 
     index = {name: number for number, name in enumerate(names)}
     if len(strange := np.setdiff1d(labels, names)):
         raise FedfillError(
-            f"{where} has a class '{strange[0]}', which is not one of class_names or, without these, of the training samples: "
-            f"{', '.join(names)}"
+            f"{where} has a class {shown(str(strange[0]))}, which is not one of class_names or, without these, of the training samples: "
+            f"{', '.join(map(str, names[:10]))}{', ...' if len(names) > 10 else ''}"
         )
     return np.array([index[label] for label in labels], dtype=np.int64)
 
 
-def label_array(labels: Any) -> np.ndarray[Any, Any]:
-    """Labels from Python as an array of their own type; truth values become the words ``False`` and ``True``."""
-    array: np.ndarray[Any, Any]
-    if isinstance(labels, Tensor):
-        labels = labels.detach().cpu()
-        array = (labels.float() if labels.dtype == torch.bfloat16 else labels).numpy()  # numpy has no bfloat16
-    else:
-        array = np.asarray(labels)
-    return array.astype(str).astype(object) if array.dtype == bool else array
+def label_array(labels: Any, where: str) -> np.ndarray[Any, Any]:
+    """Labels from Python as an array of their own type; truth values become the words ``False`` and ``True``.
+
+    Args:
+        labels: An array, a tensor or a list.
+        where: The beginning of an error sentence.
+
+    Returns:
+        Of any shape and type.
+
+    Raises:
+        FedfillError: Where no array can be made of them.
+    """
+    try:
+        array: np.ndarray[Any, Any] = (
+            labels.detach().cpu().numpy() if isinstance(labels, Tensor) else np.asarray(labels)
+        )
+    except (NotImplementedError, RuntimeError, TypeError, ValueError) as error:
+        kind = str(labels.dtype).removeprefix("torch.") if isinstance(labels, Tensor) else type(labels).__name__
+        raise FedfillError(
+            f"{where}: labels are {kind}, of which no array can be made; allowed: one whole number or one word per sample"
+        ) from error
+    return np.where(array, "True", "False") if array.dtype == bool else array
 
 
 def check_names(names: Iterable[str], what: str) -> None:
-    """Refuse names that no table or page can show: blank ones, and those with control characters or halves of letters.
+    """Refuse names that no table or page can show: blank ones, and those of several lines, with control characters or with halves of letters.
 
     Args:
         names: Of classes, domains or clients.
@@ -306,7 +319,11 @@ def check_names(names: Iterable[str], what: str) -> None:
         FedfillError: With the first such name.
     """
     for name in names:
-        if not name.strip() or any(unicodedata.category(letter) in ("Cc", "Cs") for letter in name):
+        if (
+            not name.strip()
+            or any(letter < " " or "\ud800" <= letter <= "\udfff" for letter in name.strip("\t"))
+            or len(name.splitlines()) > 1
+        ):
             raise FedfillError(f"{what}: found {name!r}; allowed: names of one line that can be read")
 
 
@@ -324,4 +341,6 @@ def check_alike(first: Tensor, second: Tensor, where: str) -> None:
 def in_order(words: Iterable[str]) -> list[str]:
     """Different words: whole numbers first and by their value, the others by the alphabet."""
     words = set(map(str, words))
-    return sorted(words, key=lambda word: (int(word) if word.removeprefix("-").isdecimal() else math.inf, word))
+    # Python reads no number of thousands of digits
+    whole = {word for word in words if len(word) < 1000 and word.removeprefix("-").isdecimal()}
+    return sorted(words, key=lambda word: (int(word) if word in whole else math.inf, word))

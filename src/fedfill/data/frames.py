@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from fedfill.data.cells import DOMAIN_COLUMN, LABEL
+from fedfill.data.cells import DOMAIN_COLUMN, LABEL, is_number
 from fedfill.data.columns import Columns
 from fedfill.data.dataset import Part, Source, join, label_array, source_of, together, too_few
 from fedfill.data.tables import fitted, of_tables, sound
@@ -87,9 +87,10 @@ def _by_client(
     columns = columns.fitted(together([source.train for source in raw]).inputs)
     return [
         replace(
-            one, train=columns.samples(one.train), test=columns.samples(one.test), note=f"{one.note} {note}", columns=columns
+            one, train=columns.samples(one.train, where), test=columns.samples(one.test, f"{where}, test set"),
+            note=f"{one.note} {note}", columns=columns,
         )
-        for one in raw
+        for one, where in zip(raw, wheres, strict=True)
     ]  # fmt: skip
 
 
@@ -125,7 +126,7 @@ def _labelled(frame: Any, labels: Any, where: str) -> Any:
         raise FedfillError(f"{where}: found labels beside a table that has a column '{LABEL}'; allowed: one of the two")
     if is_frame(labels) and len((beside := as_arrow(labels, where)).column_names) == 1:
         labels = beside.column(0).to_numpy()
-    array = label_array(labels)
+    array = label_array(labels, where)
     if array.shape != (len(table),):
         raise FedfillError(
             f"{where}: found labels of shape {list(array.shape)} for {len(table):,} rows; allowed: one for each"
@@ -144,7 +145,8 @@ def _read(
     """The parts of each table, read as one table, in their own units; with their columns and a sentence on these."""
     trains = [train for train, _ in pairs]
     tests = [test for _, test in pairs if test is not None]
-    joined = [_joined(tables, wheres, domains) for tables in (trains, tests) if tables]
+    tested = [f"{where}, test set" for (_, test), where in zip(pairs, wheres, strict=True) if test is not None]
+    joined = [_joined(tables, whose, domains) for tables, whose in ((trains, wheres), (tests, tested)) if tables]
     files = FILES[: len(joined)]
     tables = [sound(table, file) for table, file in zip(joined, files, strict=True)]
     try:
@@ -171,7 +173,7 @@ def _name_the_one(pairs: Sequence[tuple[Any, Any]], wheres: Sequence[str], class
         for table, what in zip(pair, FILES, strict=True):
             if table is not None:
                 file = Path(f"{what}{where.removeprefix('data')}")
-                of_tables([sound(table, file)], [file], "data", class_names)
+                of_tables([sound(_plain(table), file)], [file], "data", class_names)
 
 
 def _joined(tables: Sequence[Any], wheres: Sequence[str], domains: bool) -> Any:
@@ -179,22 +181,34 @@ def _joined(tables: Sequence[Any], wheres: Sequence[str], domains: bool) -> Any:
     import pyarrow as pa
 
     if not domains:  # each is one domain's or one client's, whatever its rows say
-        tables = [t.drop_columns([DOMAIN_COLUMN]) if DOMAIN_COLUMN in t.column_names else t for t in tables]
+        tables = [_plain(table) for table in tables]
     if len(tables) == 1:
         return tables[0]
     names = tables[0].column_names
-    for table, where in zip(tables, wheres, strict=False):
+    for table, where in zip(tables, wheres, strict=True):
         if odd := sorted(set(table.column_names) ^ set(names)):
             raise FedfillError(
                 f"{where}: only this table or the first one has a column '{odd[0]}'; allowed: the same for all"
             )
         if not len(table):
             raise FedfillError(f"{where}: found a table without rows; allowed: one row or more")
+        for name in names:
+            if is_number(table, name) != is_number(tables[0], name):
+                kinds = [one.schema.field(name).type for one in (table, tables[0])]
+                raise FedfillError(
+                    f"{where}: its column '{name}' is of type {kinds[0]}, and that of the first table of type {kinds[1]}; allowed: numbers "
+                    "in all, or words in all"
+                )
     plain = [pa.table([_decoded(table.column(name)) for name in names], names=names) for table in tables]
     try:
         return pa.concat_tables(plain, promote_options="permissive")
     except pa.ArrowException as error:
         raise FedfillError(f"data: the tables' columns are of different kinds: {first_line(error)}") from error
+
+
+def _plain(table: Any) -> Any:
+    """A table without its column of domains."""
+    return table.drop_columns([DOMAIN_COLUMN]) if DOMAIN_COLUMN in table.column_names else table
 
 
 def _decoded(column: Any) -> Any:

@@ -14,6 +14,7 @@ from fedfill.data.dataset import (
     Part,
     Source,
     check_labels,
+    check_names,
     in_order,
     join,
     label_array,
@@ -91,12 +92,13 @@ def from_python(data: Any, name: str = "python", class_names: Sequence[str] | No
 
 def _checked_names(class_names: Any) -> tuple[str, ...]:
     """Names for classes, each once, of what has an order that its writer sees: that of a set is by chance."""
-    ordered = isinstance(class_names, Sequence) or hasattr(class_names, "__array__")
+    ordered = isinstance(class_names, Sequence) or len(getattr(class_names, "shape", ())) == 1
     names = tuple(class_names) if ordered and not isinstance(class_names, str | bytes) else ()
     if not names or not all(isinstance(name, str) for name in names) or len(set(names)) < len(names):
         raise FedfillError(
             f"class_names: found {shown(class_names)}; allowed: a list of words, each once, in the order of the classes' numbers"
         )
+    check_names(names, "class_names")
     return tuple(map(str, names))
 
 
@@ -104,13 +106,13 @@ def _words_of(data: Any) -> tuple[str, ...] | None:
     """The classes that all training labels name, where they are words."""
     items = list(data.values()) if type(data) is dict else data if isinstance(data, list) else [data]
     given = [item[1] for item in items if isinstance(item, tuple) and len(item) in (2, 4)]
-    words = [array for array in map(label_array, given) if _are_words(array)]
+    words = [array for array in (label_array(one, "data") for one in given) if _are_words(array)]
     if words and len(words) < len(items):
         raise FedfillError(
             "data: labels are words in one part and none in another; allowed: words in all, or class_names"
         )
     tests = [item[3] for item in items if words and isinstance(item, tuple) and len(item) == 4]
-    if not all(_are_words(label_array(one)) for one in tests):
+    if not all(_are_words(label_array(one, "data, test set")) for one in tests):
         raise FedfillError(
             "data: labels are words for training and none in a test set; allowed: words in both, or class_names"
         )
@@ -228,7 +230,7 @@ def _inputs(inputs: Any, where: str) -> Tensor:
 
 
 def _labels(labels: Any, expected: int, where: str, names: tuple[str, ...] | None) -> np.ndarray[Any, Any]:
-    array = label_array(labels)
+    array = label_array(labels, where)
     words = _are_words(array)
     if array.ndim != 1 or not (words or np.issubdtype(array.dtype, np.integer)):
         raise FedfillError(
@@ -237,7 +239,11 @@ def _labels(labels: Any, expected: int, where: str, names: tuple[str, ...] | Non
     if len(array) != expected:
         raise FedfillError(f"{where}: there are {expected} inputs but {len(array)} labels")
     if words:
-        return numbered(array.astype(str), names or (), where)
+        if names is None:
+            raise FedfillError(
+                f"{where}: labels are words, and those of the training samples whole numbers; allowed: the same in both, or class_names"
+            )
+        return numbered(array.astype(str), names, where)
     check_labels(array, names, where)
     return array.astype(np.int64)
 

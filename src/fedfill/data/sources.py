@@ -26,7 +26,7 @@ from fedfill.data.images import pixels
 from fedfill.data.names import is_place, unknown
 from fedfill.data.objects import from_dataset
 from fedfill.data.samples import Samples
-from fedfill.errors import FedfillError, first_line
+from fedfill.errors import FedfillError, first_line, path_of
 
 log = logging.getLogger("fedfill")
 
@@ -63,12 +63,12 @@ def load(name: str, data_dir: Path | str | None = None, size: int | None = None)
     setting, folder = (
         ("data_dir", data_dir) if data_dir is not None else ("FEDFILL_DATA", os.environ.get("FEDFILL_DATA"))
     )
-    place = os.path.abspath(os.path.expanduser(folder)) if folder else None
+    place = os.path.abspath(path_of(setting, folder)) if folder else None
     if synthetic.is_file(name):  # never from the cache: the file may have been written anew
         return synthetic.as_source(
             synthetic.locate(name, place), lambda real, side: _load(real, place, setting, side), size
         )
-    lies = os.path.abspath(os.path.expanduser(name)) if is_place(name) else None
+    lies = os.path.abspath(path_of("data", name)) if is_place(name) else None
     return _load(name, place, setting, size, lies)
 
 

@@ -19,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 from fedfill.data.dataset import Source
 from fedfill.data.federation import Federation, fingerprint
 from fedfill.data.samples import Samples
-from fedfill.errors import FedfillError
+from fedfill.errors import FedfillError, path_of
 
 SUFFIX = ".safetensors"
 KEY = "fedfill"
@@ -179,10 +179,7 @@ def locate(name: str, data_dir: Path | str | None = None) -> Path:
     Returns:
         The first place that has one, or the name as it is.
     """
-    try:
-        place = Path(name).expanduser()
-    except RuntimeError:  # a user who is unknown
-        place = Path(name)
+    place = path_of("data", name)
     places = [place] if data_dir is None else [place, Path(data_dir) / name]
     return next((one for one in places if one.is_file()), place)
 

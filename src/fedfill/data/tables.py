@@ -133,7 +133,8 @@ def of_tables(
         values = known.values(table, file)
         labels = cell_words(table, LABEL, file)
         if class_names is not None and is_index(table, LABEL):
-            indices = table.column(LABEL).to_numpy()
+            kind = table.schema.field(LABEL).type
+            indices = table.column(LABEL).cast(getattr(kind, "value_type", kind)).to_numpy()
             check_labels(indices, names, f"data: '{file}'")
             indices = indices.astype(np.int64)
         else:
@@ -151,7 +152,7 @@ def of_tables(
 def fitted(raw: Source, columns: Columns, note: str) -> Source:
     """A source of rows in their own units, scaled by its training samples."""
     columns = columns.fitted(raw.train.inputs)
-    own, held = columns.samples(raw.train), columns.samples(raw.test)
+    own, held = columns.samples(raw.train, "data"), columns.samples(raw.test, "data, test set")
     return replace(raw, train=own, test=held, note=f"{raw.note} {note}", columns=columns)
 
 
@@ -194,7 +195,7 @@ def rows_of(table: Any, columns: Columns, file: Path) -> tuple[Tensor, list[str]
                 f"Column '{name}' of {file}: {len(strange):,} row{'s have words' if len(strange) > 1 else ' has a word'} that "
                 f"the training table lacks, such as '{strange[0]}', and that the model does not know."
             )
-    return columns.inputs(columns.values(table, file)), notes
+    return columns.inputs(columns.values(table, file), f"data: '{file}'"), notes
 
 
 def _is_table(file: Path) -> bool:

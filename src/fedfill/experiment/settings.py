@@ -80,7 +80,7 @@ class Experiment(BaseModel):
     """Number of rounds (T)."""
     evaluate_every: int | None = Field(default=None, ge=1)
     """Rounds from one evaluation to the next. The last round is always evaluated. None: every round."""
-    seed: int = Field(default=0, ge=0)
+    seed: int = Field(default=0, ge=0, le=2**64 - 1)
     """Seed of everything that is drawn at random."""
     model: str = "auto"
     """Network: see 'fedfill list models', or FILE.py:NAME of your own. With auto it is one that the algorithm can use, or

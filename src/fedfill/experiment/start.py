@@ -5,14 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 
 from fedfill import __version__, tree
 from fedfill.algorithms import known_algorithms
-from fedfill.errors import FedfillError, checked
+from fedfill.errors import FedfillError, checked, path_of
 from fedfill.experiment.settings import DATA, INCIDENTAL, PYTHON, Experiment
 from fedfill.models.networks import ModelSettings, applicable
 from fedfill.models.pretrained import HEAD
@@ -172,7 +171,7 @@ def read_start(path: str) -> Start:
         FedfillError: Where there is no run, or none that has come to its end with one global model.
     """
     try:
-        directory = RunDirectory(Path(path).expanduser())
+        directory = RunDirectory(path_of("start_from", path))
     except RuntimeError as error:  # a user who is unknown
         raise FedfillError(
             f"start_from: can't look for {path} ({error}); allowed: the folder of a finished run"

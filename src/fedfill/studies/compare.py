@@ -131,10 +131,7 @@ def plan(
         return arrange(name, data=data, partition=partition, model=model, seed=seed, needs=needs, **given[label])
 
     # everything is checked before anything runs
-    places: dict[Path, str] = {}
     for label, name, own in variants:
-        if (other := places.setdefault(_folder(out, label, 0), label)) != label:
-            raise FedfillError(f"compare: the runs of '{other}' and of '{label}' would lie in one folder; rename one")
         _refuse_options(label, own)
         split_settings(find(name), own)
     _check_folder(Path(out))
@@ -142,6 +139,7 @@ def plan(
     base = next((k for k, (_, name, _) in enumerate(variants) if name == "fedavg"), 0)
     unlike: dict[str, list[str]] = {}
     same: dict[str, str] = {}
+    places: dict[Path, str] = {}
     for seed in seeds:
         baseline = arranged(*variants[base][:2], seed)
         for label, name, _ in variants:
@@ -149,6 +147,10 @@ def plan(
             if (other := same.setdefault(prepared.digest, label)) != label:
                 raise FedfillError(
                     f"compare: found '{other}' and '{label}', which are the same algorithm with the same settings; allowed: each once"
+                )
+            if (other := places.setdefault(_folder(out, label, seed), label)) != label:
+                raise FedfillError(
+                    f"compare: the runs of '{other}' and of '{label}' would lie in one folder; rename one"
                 )
             RunDirectory(_folder(out, label, seed)).check(prepared.digest)
             unlike.setdefault(label, unshared(prepared, baseline))

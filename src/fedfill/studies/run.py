@@ -124,7 +124,7 @@ def follower(on_run: OnRun | None, label: str, seed: int) -> OnRound | None:
     Raises:
         FedfillError: Where it returned something else.
     """
-    found = on_run(label, seed) if on_run is not None else None
+    found = (on_run(label, seed) if on_run is not None else None) or None
     expect("on_run, which returned", found, Callable | None, "a function, or None")
     return found
 

@@ -167,6 +167,10 @@ def of_run(place: RunDirectory, data: Any = None, data_dir: str | Path | None = 
         FedfillError: Where it is not finished, or has no model.
     """
     document, summary = place.read_experiment(setting), place.summary()
+    if lacking := [name for name in ("algorithm", "data", "model", "settings") if name not in document]:
+        raise FedfillError(
+            f"{setting}: {place.path / 'experiment.toml'} is damaged (it has no {lacking[0]}); run the experiment again"
+        )
     # its weights alone are wanted, whatever the algorithm keeps beside them
     checkpoint = place.read_checkpoint(setting, unknown=True)
     if summary is None or checkpoint is None:

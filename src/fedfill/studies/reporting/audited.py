@@ -33,6 +33,12 @@ class _Document(Checked):
 def audits(part: Part) -> list[Chart]:
     """A chart for each run in whose folder an audit lies, of those that had a claim to attack.
 
+    Args:
+        part: Of the report.
+
+    Returns:
+        Bars, with a table of the same figures.
+
     Raises:
         FedfillError: Where an audit's file is damaged.
     """
