@@ -158,7 +158,6 @@ def std_for(sensitivity: float, epsilon: float, delta: float, copies: int = 1) -
     return multiplier * sensitivity * math.sqrt(copies)
 
 
-@functools.lru_cache(maxsize=4096)
 def sampled_epsilon(noise_multiplier: float, probability: float, rounds: int, delta: float) -> float:
     """Epsilon of a Gaussian mechanism on Poisson samples, round after round (privacy loss distributions of dp-accounting).
 
@@ -176,15 +175,8 @@ def sampled_epsilon(noise_multiplier: float, probability: float, rounds: int, de
     Raises:
         FedfillError: Where `delta` is out of range.
     """
-    from dp_accounting import pld
-
     _check_delta(delta)
-    if noise_multiplier < _LITTLE_NOISE:
-        # so little noise that the distributions outgrow memory: the bound without sampling, which is thousands anyway
-        return epsilon(gaussian_mu(1.0, noise_multiplier, rounds), delta)
-    interval = _interval(0.0, ((noise_multiplier, probability, rounds),), delta)
-    accountant = pld.PLDAccountant(value_discretization_interval=interval)
-    return float(accountant.compose(_sampled_event(noise_multiplier, probability), rounds).get_epsilon(delta))
+    return added_epsilon(0.0, ((noise_multiplier, probability, rounds),), delta)
 
 
 @functools.lru_cache(maxsize=1024)
