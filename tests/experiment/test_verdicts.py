@@ -21,6 +21,7 @@ from fedfill.experiment.verdicts import (
     collapse,
     left_behind,
     of_run,
+    partly_private,
     rise,
 )
 from fedfill.studies.verdicts import of_comparison
@@ -167,6 +168,38 @@ def test_personal_models_are_told_with_both_figures() -> None:
     (verdict,) = of_run(figures(personal=True, mean_client_accuracy=0.914, accuracy=0.583), ())
     assert verdict.kind == OWN_SPLIT
     assert {"0.914", "0.583"} <= set(verdict.sentence.split())
+
+
+@pytest.mark.parametrize(
+    ("entries", "named"),
+    [
+        ([("Sums.sums", 3.0, None), ("Update.weights", None, None)], True),
+        ([("Sums.sums", 3.0, None)], False),
+        ([("Update.weights", None, None)], False),
+        (
+            [("Sums.sums", None, 3.0), ("Other.sums", 3.0, None)],
+            False,
+        ),  # with trust=server nothing is claimed towards the server
+        ([("Sums.sums", 0.0, None), ("Update.weights", None, None)], False),  # what depends on no record needs no noise
+    ],
+)
+def test_noise_on_a_part_alone_protects_nobody(
+    entries: list[tuple[str, float | None, float | None]], named: bool
+) -> None:
+    names = ("released", "epsilon", "conditional_epsilon")
+    found = partly_private({"entries": [dict(zip(names, entry, strict=True)) for entry in entries]})
+    assert (found is not None) == named
+    if found is not None:
+        assert "Sums.sums alone" in found.sentence
+        assert "Update.weights went" in found.sentence
+
+
+def test_a_private_head_on_open_training_is_told(tmp_path: Path) -> None:
+    options = {"clients": 2, "rounds": 1, "partition": "iid", "data_fraction": 0.2, "local_epochs": 1}
+    options |= {"latent": 8, "latent_activation": "sigmoid"}
+    for head, expected in (("fed3r:target_epsilon=3", True), ("fed3r", False)):
+        summary = fedfill.run("fedavg", out=tmp_path / head[-1], head=head, **options).summary
+        assert ("partly private" in [verdict["kind"] for verdict in summary["verdicts"]]) == expected
 
 
 def test_who_still_rises_is_told() -> None:

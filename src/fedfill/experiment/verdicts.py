@@ -23,8 +23,8 @@ JUDGED = 8
 UNEVEN = 1.5
 """How many times its even share the largest class has, when classes are called uneven."""
 
-ONE_CLASS, NOTHING_LEARNT, BALANCED, OWN_SPLIT, NOT_CONVERGED, LEFT_BEHIND = (
-    "one class", "nothing learnt", "uneven classes", "own split", "not converged", "left behind",
+ONE_CLASS, NOTHING_LEARNT, BALANCED, OWN_SPLIT, NOT_CONVERGED, LEFT_BEHIND, PARTLY_PRIVATE = (
+    "one class", "nothing learnt", "uneven classes", "own split", "not converged", "left behind", "partly private",
 )  # fmt: skip
 
 
@@ -141,6 +141,33 @@ def left_behind(summary: Mapping[str, Any]) -> tuple[int, float, float] | None:
     return worst, known[worst], mean
 
 
+def partly_private(account: Mapping[str, Any]) -> Verdict | None:
+    """Whether some of what was sent has a guarantee and some has none, so that the noise on the one protects nobody.
+
+    Args:
+        account: Of a run, as in ``summary.json``.
+
+    Returns:
+        The verdict, or None.
+    """
+    entries: Sequence[Mapping[str, Any]] = account.get("entries") or ()
+    noisy = sorted({str(one["released"]) for one in entries if one.get("epsilon")})
+    bare = sorted(
+        {
+            str(one["released"])
+            for one in entries
+            if one.get("epsilon") is None and one.get("conditional_epsilon") is None
+        }
+    )
+    if not noisy or not bare:
+        return None
+    return Verdict(
+        PARTLY_PRIVATE,
+        f"noise protects {', '.join(noisy)} alone: {', '.join(bare)} went without a guarantee, and so there is none in total; see what "
+        "each tells (docs/privacy.md), and send nothing beside sums where a guarantee is needed (fed3r, fedcgs, softmax)",
+    )
+
+
 def of_run(summary: Mapping[str, Any], records: Sequence[Mapping[str, Any]]) -> tuple[Verdict, ...]:
     """The verdicts on one run.
 
@@ -197,4 +224,6 @@ def of_run(summary: Mapping[str, Any], records: Sequence[Mapping[str, Any]]) -> 
                 "give it more with 'fedfill resume RUN --rounds N'",
             )
         )
+    if (partly := partly_private(summary.get("privacy") or {})) is not None:
+        found.append(partly)
     return tuple(found)
