@@ -170,12 +170,7 @@ def read_start(path: str) -> Start:
     Raises:
         FedfillError: Where there is no run, or none that has come to its end with one global model.
     """
-    try:
-        directory = RunDirectory(path_of("start_from", path))
-    except RuntimeError as error:  # a user who is unknown
-        raise FedfillError(
-            f"start_from: can't look for {path} ({error}); allowed: the folder of a finished run"
-        ) from error
+    directory = RunDirectory(path_of("start_from", path, "the folder of a finished run"))
     document = directory.read_experiment("start_from")
     summary, checkpoint = directory.summary(), directory.read_checkpoint("start_from")
     if summary is None or checkpoint is None:

@@ -175,7 +175,6 @@ def sampled_epsilon(noise_multiplier: float, probability: float, rounds: int, de
     Raises:
         FedfillError: Where `delta` is out of range.
     """
-    _check_delta(delta)
     return added_epsilon(0.0, ((noise_multiplier, probability, rounds),), delta)
 
 

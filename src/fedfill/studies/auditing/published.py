@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -86,7 +86,7 @@ class Published:
     prepared: Prepared
     replayer: Replayer
     calls: Sequence[Call]
-    _exchanges: int = 0
+    _exchanges: int = field(default=0, init=False)
 
     def __call__(self, data: Samples, seed: int) -> Floats:
         """The sums, one after the other, ``[k]``; symmetric matrices as upper triangles."""

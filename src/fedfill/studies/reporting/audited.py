@@ -74,8 +74,8 @@ def _chart(whose: str, found: _Document) -> Chart:
         rows.append((one.released, one.neighbours, _words(one.ledger_epsilon), _words(one.found_epsilon), one.verdict))
     title = f"The account attacked: {whose}"
     note = (
-        f"Above what the account claims, below what an attack proved. The account is an upper bound on epsilon, an audit a lower one, at delta {found.delta:g} with {100 * found.confidence:g} % confidence. "
-        "The truth lies between. A small lower bound is no evidence of privacy."
+        "The upper bar is what the account claims, an upper bound on epsilon; the lower one what an attack proved, a lower bound, at delta "
+        f"{found.delta:g} with {100 * found.confidence:g} % confidence. The truth lies between. A small lower bound is no evidence of privacy."
     )
     about = "; ".join(f"{name}, {kind}: claimed {upper}, proved {lower}" for name, kind, upper, lower, _ in rows) + "."
     high = max((bar.value for bar in bars if bar.value is not None), default=1.0) or 1.0
