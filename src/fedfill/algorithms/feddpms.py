@@ -6,7 +6,7 @@ In the paper's order. Equations 1 and 2: `fedfill.synthesis.noisy_means`. Every 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal, Self
 
 from pydantic import Field
@@ -209,7 +209,8 @@ class FedDPMS(NoisyMeans, Matching, VAEOptions, Composable):
         ask = Ask(changed(server, part(server.state.weights, "encoder")), server.clients)
         found = collect(server, self.code_sums, ask, statistic, self.code_noise(statistic), purpose="codes")
         warn_of_absent(server, sound_counts(found), found.stds["counts"], "it has no mean to draw from")
-        return self.share_all(found.sums["moments"], sound_counts(found))
+        shared = self.share_all(found.sums["moments"], sound_counts(found))
+        return replace(shared, codes=shared.codes.to(server.sample.labels.device))  # sums are joined on the CPU
 
     @client_handler
     def code_sums(self, client: Client, message: Ask) -> Sums:

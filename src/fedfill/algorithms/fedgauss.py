@@ -134,7 +134,7 @@ class FedGauss(NoisySums, FromSynthetic):
         """How many records of each class the client has."""
         statistic = class_moments(1, client.classes, moments=False, gram=False)
         labels = client.data.labels
-        records = [(torch.zeros(len(labels), 1, dtype=torch.float64), labels)]
+        records = [(labels.new_zeros(len(labels), 1, dtype=torch.float64), labels)]
         noise = self.noise(statistic, COUNTS_SHARE)
         return contribute(client, statistic, records, noise, message.clients, purpose="counts")
 

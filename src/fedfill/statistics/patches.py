@@ -137,4 +137,4 @@ def update(dictionary: Tensor, sums: Tensor) -> Tensor:
     Returns:
         unit(sums + 0.001 D), ``[F, P]`` float64: a direction to which no patch went stays.
     """
-    return functional.normalize(sums.double() + 1e-3 * dictionary.double())
+    return functional.normalize(sums.double() + 1e-3 * dictionary.to(sums.device).double())
