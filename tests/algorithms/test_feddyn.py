@@ -27,9 +27,8 @@ def test_objective_by_hand():
     with torch.no_grad():
         model.w.fill_(3.0)
     start = start_of(two(1.0, 0.0), model=One(), gradient={"w": torch.tensor([4.0])})
-    value = FedDyn(dyn_alpha=0.5).objective(start, lambda model, batch, context: 2 * model.w.sum())(model, None, None)
-    value.backward()
-    assert value.item() == pytest.approx(2 * 3 - 4 * 3 + 0.25 * 4)
+    (2 * model.w.sum()).backward()
+    FedDyn(dyn_alpha=0.5).penalty(start).adder(model)()
     assert model.w.grad.item() == pytest.approx(2 - 4 + 0.5 * 2)
 
 
@@ -48,11 +47,12 @@ def test_the_gradient_is_read_off_the_point_and_not_off_the_steps(optimizer: str
     """L(w) = (w - 3)^2, which has the gradient 2 (w - 3) where the local problem is solved, however that was done."""
     algorithm, model = FedDyn(dyn_alpha=0.5), One()
     start = start_of(two(1.0, 0.0), model=One(), gradient={"w": torch.tensor([-1.0])})
-    objective = algorithm.objective(start, lambda model, batch, context: ((model.w - 3) ** 2).sum())
+    add = algorithm.penalty(start).adder(model)
     taken = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}[optimizer](model.parameters(), lr=rate)
     for _ in range(steps):
         taken.zero_grad()
-        objective(model, None, None).backward()
+        ((model.w - 3) ** 2).sum().backward()
+        add()
         taken.step()
     algorithm.up(start, {name: tensor.detach() for name, tensor in model.state_dict().items()}, steps)
     w = model.w.item()  # 2 (w - 3) + 1 + (w - 1) / 2 = 0

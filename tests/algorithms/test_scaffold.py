@@ -30,8 +30,8 @@ def test_the_corrected_gradient_by_hand():
     model = One()
     start = start_of(one(0.0), control=one(3.0), model=model, training=TRAINING)
     start.client.state.control = one(1.0)
-    objective = Scaffold().objective(start, lambda model, batch, context: 5 * model.w.sum())
-    objective(model, None, None).backward()
+    (5 * model.w.sum()).backward()
+    Scaffold().penalty(start).adder(model)()
     assert model.w.grad.item() == 5 - 1 + 3  # g - c_i + c
 
 

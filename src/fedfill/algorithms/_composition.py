@@ -21,14 +21,14 @@ from fedfill.errors import ContractError, FedfillError
 from fedfill.models.views import weights_of
 from fedfill.protocol.client import BoundHandler, Client
 from fedfill.protocol.server import Server
-from fedfill.training.fit import Loss
+from fedfill.training.fit import Loss, Penalty
 from fedfill.tree import Tree, Weights
 
 
 class Composable(Headed):
     """An algorithm of one global model, whose local objective and aggregation are values.
 
-    A local objective overrides `objective`, and where it keeps or sends something `client_state`, `down`, `up` and
+    A local objective overrides `objective` or `penalty`, and where it keeps or sends something `client_state`, `down`, `up` and
     `absorb`; an aggregation overrides `combine` and `pack`. All of them work for whichever algorithm takes them.
     """
 
@@ -40,7 +40,8 @@ class Composable(Headed):
     @classmethod
     def axes(cls) -> list[str]:
         """Which of a local objective and an aggregation it has of its own. With both it only makes sense as a whole."""
-        local, aggregation = cls.objective is not Composable.objective, cls.combine is not Composable.combine
+        local = cls.objective is not Composable.objective or cls.penalty is not Composable.penalty
+        aggregation = cls.combine is not Composable.combine
         return [axis for axis, own in (("local", local), ("aggregation", aggregation)) if own]
 
     @classmethod
@@ -163,6 +164,17 @@ class Composable(Headed):
         """
         return loss
 
+    def penalty(self, start: Start) -> Penalty | None:
+        """What the objective has of the parameters alone.
+
+        Args:
+            start: What one local training starts from.
+
+        Returns:
+            A square and a linear term; None: neither.
+        """
+        return None
+
     def up(self, start: Start, trained: Weights, steps: int) -> Weights | None:
         """What the client sends beside the model, of the shape of what `down` sends; here its state is written.
 
@@ -257,6 +269,7 @@ class Composable(Headed):
             start.training,
             data=start.data,
             samples_per_epoch=samples_per_epoch,
+            penalty=self.objective_of.penalty(start),
         )
         trained = {name: fitted.weights[name] for name in weights}
         control = self.objective_of.up(start, trained, fitted.steps)

@@ -11,8 +11,7 @@ from fedfill.algorithms import Start
 from fedfill.algorithms.fedavg import FedAvg
 from fedfill.models.views import trainable
 from fedfill.protocol.server import Server
-from fedfill.training.fit import Loss
-from fedfill.training.losses import inner_product, squared_distance
+from fedfill.training.fit import Penalty
 from fedfill.tree import Tree, Weights, zeros_like
 
 
@@ -38,14 +37,10 @@ class FedDyn(FedAvg):
         """The gradient of the client's own loss at its last model; None stands for zeros."""
         return {"gradient": None}
 
-    def objective(self, start: Start, loss: Loss) -> Loss:
-        """L_i(w) - <g_i, w> + alpha/2 ||w - w_t||^2 (equation 1)."""
-        gradient, alpha = start.client.state.gradient or {}, self.dyn_alpha
-        return lambda model, batch, context: (
-            loss(model, batch, context)
-            - inner_product(model, gradient)
-            + alpha / 2 * squared_distance(model, start.weights)
-        )
+    def penalty(self, start: Start) -> Penalty:
+        """- <g_i, w> + alpha/2 ||w - w_t||^2, beside L_i(w) (equation 1)."""
+        gradient = start.client.state.gradient or {}
+        return Penalty(self.dyn_alpha, start.weights, {name: -g for name, g in gradient.items()})
 
     def up(self, start: Start, trained: Weights, steps: int) -> None:
         """g_i - alpha (w_i - w_t), which is the new gradient where the local problem was solved; nothing is sent."""

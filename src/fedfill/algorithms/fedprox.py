@@ -4,8 +4,7 @@ from pydantic import Field
 
 from fedfill.algorithms import Start
 from fedfill.algorithms.fedavg import FedAvg
-from fedfill.training.fit import Loss
-from fedfill.training.losses import squared_distance
+from fedfill.training.fit import Penalty
 
 
 class FedProx(FedAvg):
@@ -19,7 +18,6 @@ class FedProx(FedAvg):
     mu: float = Field(default=0.01, ge=0, allow_inf_nan=False)
     """Weight of the proximal term."""
 
-    def objective(self, start: Start, loss: Loss) -> Loss:
-        """F_i(w) + mu/2 ||w - w_t||^2 over the parameters (equation 2)."""
-        half = self.mu / 2
-        return lambda model, batch, context: loss(model, batch, context) + half * squared_distance(model, start.weights)
+    def penalty(self, start: Start) -> Penalty:
+        """mu/2 ||w - w_t||^2 over the parameters, beside F_i(w) (equation 2)."""
+        return Penalty(self.mu, start.weights)

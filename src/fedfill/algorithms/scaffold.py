@@ -11,8 +11,7 @@ from fedfill.algorithms.fedavg import FedAvg
 from fedfill.errors import FedfillError
 from fedfill.models.views import trainable
 from fedfill.protocol.server import Server
-from fedfill.training.fit import Loss, OptimizerName
-from fedfill.training.losses import inner_product
+from fedfill.training.fit import OptimizerName, Penalty
 from fedfill.tree import Tree, Weights, zeros_like
 
 
@@ -60,12 +59,11 @@ class Scaffold(FedAvg):
         weights = server.state.weights
         return server.state.control or zeros_like(trainable(server.model(weights), weights))
 
-    def objective(self, start: Start, loss: Loss) -> Loss:
+    def penalty(self, start: Start) -> Penalty:
         """A term whose gradient is c - c_i: the step becomes w - lr (g - c_i + c) (algorithm 1, line 10)."""
         control = start.control or {}
         own = start.client.state.control or zeros_like(control)
-        correction = {name: control[name] - own[name] for name in control}
-        return lambda model, batch, context: loss(model, batch, context) + inner_product(model, correction)
+        return Penalty(slope={name: control[name] - own[name] for name in control})
 
     def up(self, start: Start, trained: Weights, steps: int) -> Weights:
         """c_i+ - c_i with c_i+ = c_i - c + (w_t - w_i) / (K lr), K the steps that were made (line 12, option II)."""

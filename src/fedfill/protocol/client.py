@@ -14,7 +14,7 @@ from fedfill.privacy.keyed import KeyedStream, seeded
 from fedfill.privacy.releases import Release
 from fedfill.protocol.messages import Message
 from fedfill.streams import torch_stream
-from fedfill.training.fit import Fit, Fitted, LocalTraining, Loss
+from fedfill.training.fit import Fit, Fitted, LocalTraining, Loss, Penalty
 from fedfill.tree import Tree, Weights
 
 Handler = Callable[[Any, "Client", Any], Message]
@@ -213,6 +213,7 @@ class Client:
         *,
         data: Samples | None = None,
         samples_per_epoch: int | None = None,
+        penalty: Penalty | None = None,
     ) -> Fitted:
         """Local training; the one heavy call of a handler. An engine may let it wait for other clients' calls in its threads.
 
@@ -222,10 +223,11 @@ class Client:
             training: Budget and optimizer.
             data: Training samples; None: the client's own.
             samples_per_epoch: Uniform draws without replacement per epoch; None: every sample.
+            penalty: Of the parameters, beside the loss.
 
         Returns:
             Trained weights, steps, samples and mean loss.
         """
         if self._fit is None:
             raise ContractError("this client has no model to train")
-        return self._fit(Fit(weights, loss, self.data if data is None else data, training, samples_per_epoch))
+        return self._fit(Fit(weights, loss, self.data if data is None else data, training, samples_per_epoch, penalty))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
@@ -68,6 +68,56 @@ Loss = Callable[[nn.Module, Batch, Context], Tensor]
 
 
 @dataclass(frozen=True)
+class Penalty:
+    """What an objective has beside its loss: mu/2 ||w - v||^2 + <c, w> over parameters w.
+
+    Its gradient mu (w - v) + c needs no network. It is added in place to the loss's, which takes a pass over the parameters and
+    not a tenth of a training step, as a term of the loss does. Parameters that are not named, or not trained, are left alone.
+
+    Attributes:
+        mu: Weight of the square, at least 0.
+        centre: v, by the names of parameters.
+        slope: c, likewise.
+    """
+
+    mu: float = 0.0
+    centre: Weights = field(default_factory=dict)
+    slope: Weights = field(default_factory=dict)
+
+    def adder(self, model: nn.Module) -> Callable[[], None]:
+        """What adds its gradient to that of the model's parameters.
+
+        Args:
+            model: Whose parameters they are; they must not be replaced after it.
+
+        Returns:
+            To call after each backward pass.
+        """
+        own: Weights = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        held = [name for name in self.centre if name in own and self.mu]
+        moved = [name for name in self.slope if name in own]
+        near, centre = [own[name] for name in held], [self.centre[name] for name in held]
+        steep, slope = [own[name] for name in moved], [self.slope[name] for name in moved]
+
+        @torch.no_grad()
+        def add() -> None:
+            if near:
+                torch._foreach_add_(_gradients(near), torch._foreach_sub(near, centre), alpha=self.mu)
+            if steep:
+                torch._foreach_add_(_gradients(steep), slope)
+
+        return add
+
+
+def _gradients(parameters: list[Tensor]) -> list[Tensor]:
+    """Those of parameters; zeros where the loss does not depend on one."""
+    for parameter in parameters:
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+    return [parameter.grad for parameter in parameters if parameter.grad is not None]
+
+
+@dataclass(frozen=True)
 class Fit:
     """A request for local training: what ``client.fit`` hands to the engine.
 
@@ -78,6 +128,7 @@ class Fit:
         data: Training samples.
         training: Budget and optimizer.
         samples_per_epoch: Draw this many samples per epoch, uniformly and without replacement; None: all.
+        penalty: Of the parameters, beside the loss.
     """
 
     weights: Weights
@@ -85,6 +136,7 @@ class Fit:
     data: Samples
     training: LocalTraining
     samples_per_epoch: int | None = None
+    penalty: Penalty | None = None
 
 
 @dataclass(frozen=True)
@@ -95,7 +147,7 @@ class Fitted:
         weights: The trained tensors, under the names that were given.
         steps: Mini-batches done.
         samples: Samples passed through, repeats counted.
-        loss: Mean of the mini-batch losses; 0 where there was no step.
+        loss: Mean of the mini-batch losses, without the penalty; 0 where there was no step.
     """
 
     weights: Weights
@@ -274,12 +326,15 @@ def fit(resident: Resident, request: Fit, order: torch.Generator, draws: torch.G
     if request.samples_per_epoch is not None and request.samples_per_epoch < 1:
         raise ValueError(f"samples_per_epoch is {request.samples_per_epoch}; at least 1 is needed")
     total = torch.zeros((), device=request.data.labels.device)
+    add_penalty = request.penalty.adder(model) if request.penalty else None
     steps = samples = 0
     with draws_from(model, draws):
         for batch in mini_batches(resident, request.data, training, order, request.samples_per_epoch):
             optimizer.zero_grad(set_to_none=True)
             loss = request.loss(model, batch, Context(request.weights, draws, steps))
             loss.backward()  # type: ignore[no-untyped-call]
+            if add_penalty is not None:
+                add_penalty()
             optimizer.step()
             total += loss.detach()
             steps += 1
