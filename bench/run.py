@@ -22,6 +22,7 @@ from typing import ClassVar
 import torch
 from torch import nn
 
+from fedfill import tree
 from fedfill.algorithms import Algorithm, find
 from fedfill.algorithms.fedavg import FedAvg
 from fedfill.data.federation import ClientData, Federation
@@ -73,7 +74,10 @@ class Null(Algorithm):
 class Run:
     """fedfill on a work: an engine and a server, one round at a time."""
 
-    def __init__(self, algorithm: Algorithm, net: nn.Module, clients: list[Client], participation: float) -> None:
+    def __init__(
+        self, algorithm: Algorithm, net: nn.Module, clients: list[Client], participation: float, *,
+        device: str = "cpu", workers: int | None = 2, stack: int | None = None,
+    ) -> None:  # fmt: skip
         samples = [Samples(inputs, labels) for inputs, labels in clients]
         none = samples[0][:0]
         federation = Federation(
@@ -85,12 +89,15 @@ class Run:
             fingerprint="",
         )
         net = with_streams(net)
-        initial = weights_of(net)
+        place = torch.device(device)
+        initial = tree.to(weights_of(net), place)
         self.algorithm = algorithm
-        self.engine = LocalEngine(algorithm, federation, net, initial, seed=0, device=torch.device("cpu"), workers=2)
+        self.engine = LocalEngine(
+            algorithm, federation, net, initial, seed=0, device=place, workers=workers, stack=stack
+        )
         self.server = Server(
             self.engine, clients=len(samples), classes=10, rounds=10**6, participation=participation, seed=0,
-            initial=initial, resident=make_resident(net, torch.device("cpu")), sample=federation.sample,
+            initial=initial, resident=make_resident(net, place), sample=federation.sample.to(place),
         )  # fmt: skip
         self.server.state = State(algorithm.server_state(initial))
         self.t = 0
@@ -148,6 +155,38 @@ def methods(pairs: int) -> str:
     return "\n".join(lines)
 
 
+def stacking(device: str, rounds: int) -> str:
+    """W2's and W1's cohorts on a device: one client after another, all as one program, and as the engine chooses."""
+    lines = [f"{device}: ms a round one after another, stacked, as chosen; times as fast"]
+    for work in ("W2", "W1"):
+        clients, size = data(work), WORKS[work]
+        kinds = {
+            kind: Run(
+                FedAvg(**SETTINGS[work]), size.net(True), clients, size.cohort / size.clients, device=device,
+                workers=None if device != "cpu" or stack == 1 else 1, stack=stack,
+            )
+            for kind, stack in {"alone": 1, "stacked": size.cohort, "chosen": None}.items()
+        }  # fmt: skip
+        times: dict[str, list[float]] = {kind: [] for kind in kinds}
+        for repeat in range(rounds + WARM):
+            for kind, run in kinds.items():
+                took = seconds(run.round)
+                if repeat >= WARM:
+                    times[kind].append(took * 1e3)
+        medians = {kind: statistics.median(values) for kind, values in times.items()}
+        lines.append(
+            f"{work}: {medians['alone']:.0f}, {medians['stacked']:.0f}, {medians['chosen']:.0f}; "
+            f"{medians['alone'] / medians['stacked']:.1f}, {medians['alone'] / medians['chosen']:.1f}"
+        )
+        for run in kinds.values():
+            run.engine.close()
+    return "\n".join(lines)
+
+
+WARM = 3
+"""Rounds in which the engine finds out whether to stack."""
+
+
 def null(rounds: int) -> str:
     one = (torch.zeros(1, 1, 4, 4, dtype=torch.uint8), torch.zeros(1, dtype=torch.int64))
     run = Run(Null(), nn.Sequential(nn.Flatten(), nn.Linear(16, 10)), [one] * 1000, 1.0)
@@ -170,8 +209,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--pairs", type=int, default=7, help="pairs of rounds for each work")
     parser.add_argument("--work", action="append", choices=list(WORKS), help="only this work")
+    parser.add_argument(
+        "--stacked", metavar="DEVICE", help="only this: clients as one program on a device, such as cuda"
+    )
     options = parser.parse_args()
     print(f"{platform.machine()}, {len(os.sched_getaffinity(0))} processors, torch {torch.__version__}")
+    if options.stacked:
+        print(stacking(options.stacked, options.pairs))
+        return
     for work in [name for name in options.work or WORKS if name != "W3"]:
         print(compare(work, options.pairs), flush=True)
     if not options.work or "W3" in options.work:

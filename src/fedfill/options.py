@@ -44,6 +44,8 @@ class Shared(TypedDict, total=False):
     """Where data and models lie: cpu, cuda, cuda:N, or auto for a GPU when there is one."""
     workers: int | None
     """How many clients are trained at the same time, in threads or, with `engine` ray, in processes."""
+    stack: int | None
+    """With `engine` local: how many clients' local trainings run as one program, as pays on a GPU."""
     ray_address: str | None
     """With `engine` ray: a running cluster to join, such as auto or HOST:6379."""
     gpus_per_worker: float
@@ -404,6 +406,8 @@ class Changes(TypedDict, total=False):
     """File of 'fedfill synthesise', whose samples each client has beside its own labelled ones."""
     start_from: str | Path | None
     """Folder of a finished run with one global model, whose final weights are the first ones here."""
+    stack: int | None
+    """With `engine` local: how many clients' local trainings run as one program, as pays on a GPU."""
     ray_address: str | None
     """With `engine` ray: a running cluster to join, such as auto or HOST:6379."""
     gpus_per_worker: float

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import os
-from collections import deque
+import time
+from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
@@ -14,12 +16,13 @@ from torch import nn
 from fedfill import tree
 from fedfill.data.federation import Federation
 from fedfill.engines.runner import ClientRunner, make_resident, warm_up
+from fedfill.engines.together import MOST, Calibration, Together, Train, alone
 from fedfill.errors import FedfillError
 from fedfill.privacy.releases import Release
 from fedfill.protocol.messages import Answers, Average, Averaging, Message, Outcome
 from fedfill.training.aggregation import group_of
 from fedfill.training.evaluation import CHUNK, Evaluation, Scored, gather, gather_personal, score, score_all, splits_of
-from fedfill.training.fit import Resident
+from fedfill.training.fit import Interrupted, Resident
 from fedfill.tree import Tree, Weights
 
 
@@ -57,6 +60,7 @@ class LocalEngine:
         device: Where data and models live.
         workers: Threads over clients, each with its own model; None: one for each processor, one on a GPU.
         timeout: Seconds that a client has for one call; None: as long as it takes.
+        stack: How many clients' local trainings are one program; None: on a GPU as many as pay, found out in the first rounds.
     """
 
     def __init__(
@@ -70,12 +74,14 @@ class LocalEngine:
         device: torch.device,
         workers: int | None = None,
         timeout: float | None = None,
+        stack: int | None = None,
     ) -> None:
         self.device = device
         self.evaluation: Release | None = None
         self.evaluated: Sequence[int] = ()
         self.origin = ""
-        self.workers = workers or (processors() if device.type == "cpu" else 1)
+        stacks = stack is not None and stack > 1
+        self.workers = workers or (processors() if device.type == "cpu" and not stacks else 1)
         # one torch thread for each worker: faster than threads inside operations, and the same bits for any number
         self._threads_before = torch.get_num_threads()
         torch.set_num_threads(1)
@@ -91,6 +97,9 @@ class LocalEngine:
             program, classes=federation.classes, initial=initial, seed=seed, device=device, timeout=timeout
         )
         self._states: dict[int, Tree] = {}
+        possible = stacks or (stack is None and device.type == "cuda" and timeout is None and self.workers == 1)
+        self._together = Together(self._residents[0], stack or MOST) if possible else None
+        self._calibrations: defaultdict[str, Calibration] = defaultdict(lambda: Calibration(stacks=bool(stack)))
 
     def call(self, handler: str, messages: Mapping[int, Message], t: int, average: Average | None = None) -> Answers:
         """Run a handler on every client that has a message."""
@@ -103,6 +112,22 @@ class LocalEngine:
         outcomes: dict[int, Outcome] = {}
         averaging = Averaging(average, len(self._data))
 
+        def serve(resident: Resident, i: int, train: Train = alone) -> Outcome:
+            outcome, state = self._runner.serve(
+                resident,
+                handler,
+                i,
+                self._data[i],
+                self._unlabelled[i],
+                self._states.get(i),
+                messages[i],
+                t,
+                train=train,
+            )
+            if state:
+                self._states[i] = state
+            return outcome
+
         def work(resident: Resident) -> None:
             while queue:
                 try:
@@ -110,14 +135,27 @@ class LocalEngine:
                 except IndexError:
                     return
                 for i in groups[group]:
-                    outcome, state = self._runner.serve(
-                        resident, handler, i, self._data[i], self._unlabelled[i], self._states.get(i), messages[i], t
-                    )
-                    if state:
-                        self._states[i] = state
+                    outcomes[i] = averaging.add(i, serve(resident, i))
+
+        def stacked(resident: Resident) -> None:
+            assert self._together is not None
+            left = deque(sorted(messages))
+            while left:
+                if resident.stop:
+                    raise Interrupted
+                members = [left.popleft() for _ in range(min(self._together.most, len(left)))]
+                jobs = [functools.partial(serve, resident, i) for i in members]
+                for i, outcome in zip(members, self._together.run(jobs), strict=True):
                     outcomes[i] = averaging.add(i, outcome)
 
-        self._run(work, queue, len(groups))
+        calibration = self._calibrations[handler]
+        start = time.perf_counter()
+        if self._together is not None and calibration.stacks and len(messages) > 1:
+            self._run(stacked, queue, 1)
+        else:
+            self._run(work, queue, len(groups))
+        if self._together is not None and len(messages) > 1:
+            calibration.took(time.perf_counter() - start, sum(outcome.train_samples for outcome in outcomes.values()))
         self._runner.check(handler)
         return Answers(outcomes, averaging.total())
 

@@ -14,13 +14,14 @@ from torch import Tensor, nn
 from fedfill import tree
 from fedfill.data.samples import Batch, Samples
 from fedfill.engines.allocator import keep_freed_memory
+from fedfill.engines.together import Train, alone
 from fedfill.errors import ContractError
 from fedfill.privacy.keyed import KeyedStream
 from fedfill.privacy.sums import SUM_ALONE
 from fedfill.protocol.client import Client, State
 from fedfill.protocol.messages import Lost, Message, Outcome, releases_of
 from fedfill.streams import torch_stream
-from fedfill.training.fit import Fit, Fitted, Interrupted, LocalTraining, Resident, fit, make_optimizer, mini_batches
+from fedfill.training.fit import Fit, Fitted, Interrupted, LocalTraining, Resident, make_optimizer, mini_batches
 from fedfill.tree import Tree, Weights
 
 LONE = "batch norm can't be trained on one sample, but buffers=frozen or a network without it can"
@@ -109,11 +110,12 @@ class ClientRunner:
         t: int,
         hidden: str | None = None,
         circle: Sequence[str] = (),
+        train: Train = alone,
     ) -> tuple[Outcome, Tree]:
         """Run one handler on containers of its own.
 
         `hidden` is as in `Client`, where this call differs from others; `circle` names whose answers are summed with this one
-        and what they are made of: in another circle the noise is another.
+        and what they are made of: in another circle the noise is another. `train` does the local trainings.
 
         The state to commit is None where the handler raised, was late or broke a rule, or where its reply is not finite: then
         what was committed before stays, and a client that diverged is not lost for ever.
@@ -133,7 +135,7 @@ class ClientRunner:
             # by all that the answer is made of: to the same question the same noise, to any other question other noise
             return KeyedStream(self._secret or b"", handler, purpose, t, i, asked(), *circle, device=data.labels.device)
 
-        fits = _Fits(resident, (self._seed, t, i), self._device)
+        fits = _Fits(resident, (self._seed, t, i), self._device, train)
         client = Client(
             id=i,
             round=t,
@@ -190,17 +192,16 @@ class ClientRunner:
 class _Fits:
     """The local trainings of one call of a handler."""
 
-    def __init__(self, resident: Resident, stream: tuple[int, int, int], device: torch.device) -> None:
+    def __init__(self, resident: Resident, stream: tuple[int, int, int], device: torch.device, train: Train) -> None:
         self.seconds, self.samples, self._done = 0.0, 0, 0
-        self._resident, self._stream, self._device = resident, stream, device
+        self._resident, self._stream, self._device, self._train = resident, stream, device, train
 
     def __call__(self, request: Fit) -> Fitted:
         seed, t, i = self._stream
-        start = time.perf_counter()
         order, draws = (torch_stream(seed, name, t, i, self._done, device=self._device) for name in ("fit", "draws"))
-        fitted = fit(self._resident, request, order, draws)
+        fitted, seconds = self._train(self._resident, request, order, draws)
         self._done += 1
-        self.seconds += time.perf_counter() - start
+        self.seconds += seconds
         self.samples += fitted.samples
         return fitted
 

@@ -69,8 +69,9 @@ def make_engine(prepared: Prepared, device: torch.device) -> Engine:
             address=experiment.ray_address, gpus_per_worker=experiment.gpus_per_worker,
         )  # fmt: skip
     return LocalEngine(
-        *parts, seed=experiment.seed, device=device, workers=experiment.workers, timeout=experiment.reply_timeout
-    )
+        *parts, seed=experiment.seed, device=device, workers=experiment.workers, timeout=experiment.reply_timeout,
+        stack=experiment.stack,
+    )  # fmt: skip
 
 
 def execute(

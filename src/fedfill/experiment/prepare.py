@@ -97,10 +97,15 @@ def prepare(
     if model is None:
         model = network_of(experiment)
     require(experiment.engine)
-    for name, others in (("ray_address", ("ray",)), ("gpus_per_worker", ("ray",)), ("workers", ("local", "ray"))):
+    for name, others in (("ray_address", ("ray",)), ("gpus_per_worker", ("ray",)), ("workers", ("local", "ray")), ("stack", ("local",))):
         if getattr(experiment, name) and experiment.engine not in others:
             raise FedfillError(
                 f"{name}: found {getattr(experiment, name)} with engine={experiment.engine}; allowed with {' and '.join(others)}"
+            )
+    for name, alone in (("workers", 1), ("reply_timeout", None)):
+        if (experiment.stack or 1) > 1 and getattr(experiment, name) not in (None, alone):
+            raise FedfillError(
+                f"stack: found {experiment.stack} with {name}={getattr(experiment, name)}; leave one of them out"
             )
     if kind.pooled and experiment.engine == "flower":
         raise FedfillError(

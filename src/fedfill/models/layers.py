@@ -2,13 +2,66 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from fedfill.errors import FedfillError
+
+
+class Streams:
+    """The streams of several clients whose models are run as one program under `torch.vmap`.
+
+    Args:
+        streams: One for each client, in the order of the program's first dimension.
+    """
+
+    def __init__(self, streams: Sequence[torch.Generator]) -> None:
+        self.streams = tuple(streams)
+
+
+class _Drawn(torch.autograd.Function):
+    """A tensor filled with draws, for each client of a stacked program from a stream of its own."""
+
+    @staticmethod
+    def forward(like: Tensor, fill: Fill, streams: Streams) -> Tensor:
+        raise RuntimeError("streams of several clients are for a program that is stacked")
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.mark_non_differentiable(output)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[None, None, None]:
+        return None, None, None
+
+    @staticmethod
+    def vmap(info: Any, places: tuple[Any, ...], like: Tensor, fill: Fill, streams: Streams) -> tuple[Tensor, int]:
+        shape = like.movedim(places[0], 0).shape[1:] if places[0] is not None else like.shape
+        drawn = like.new_empty((info.batch_size, *shape))
+        for own, stream in zip(drawn, streams.streams, strict=True):
+            fill(own, stream)
+        return drawn, 0
+
+
+Fill = Callable[[Tensor, torch.Generator | None], Tensor]
+
+
+def drawn(empty: Tensor, fill: Fill, source: torch.Generator | Streams | None) -> Tensor:
+    """A tensor filled with draws.
+
+    Args:
+        empty: Of its shape; written into.
+        fill: Fills a tensor in place from a stream.
+        source: One stream, or those of several clients.
+
+    Returns:
+        The tensor.
+    """
+    return _Drawn.apply(empty, fill, source) if isinstance(source, Streams) else fill(empty, source)  # type: ignore[no-untyped-call]
 
 
 class Dropout(nn.Module):
@@ -23,7 +76,7 @@ class Dropout(nn.Module):
         super().__init__()
         self.p = p
         self.channels = channels
-        self.generator: torch.Generator | None = None
+        self.generator: torch.Generator | Streams | None = None
 
     def forward(self, x: Tensor) -> Tensor:
         """Zero elements with probability `p` and scale the rest by 1 / (1 - p), in training mode only."""
@@ -31,7 +84,7 @@ class Dropout(nn.Module):
             return x
         keep = 1 - self.p
         mask = x.new_empty(x.shape[:2] + (1,) * (x.dim() - 2)) if self.channels else torch.empty_like(x)
-        return x * mask.bernoulli_(keep, generator=self.generator).div_(keep)
+        return x * drawn(mask, lambda m, stream: m.bernoulli_(keep, generator=stream).div_(keep), self.generator)
 
     def extra_repr(self) -> str:
         """Shown in the module's printed form."""
@@ -43,7 +96,7 @@ class Gaussian(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.generator: torch.Generator | None = None
+        self.generator: torch.Generator | Streams | None = None
 
     def forward(self, mu: Tensor, logvar: Tensor) -> Tensor:
         """A draw for each row.
@@ -55,7 +108,7 @@ class Gaussian(nn.Module):
         Returns:
             Codes, ``[b, l]``.
         """
-        eps = torch.empty_like(mu).normal_(generator=self.generator)
+        eps = drawn(torch.empty_like(mu), lambda x, stream: x.normal_(generator=stream), self.generator)
         return mu + torch.exp(0.5 * logvar) * eps
 
 
@@ -118,7 +171,7 @@ def inputs_of(module: nn.Module) -> Iterator[list[Tensor]]:
 
 
 @contextmanager
-def draws_from(model: nn.Module, generator: torch.Generator) -> Iterator[None]:
+def draws_from(model: nn.Module, generator: torch.Generator | Streams) -> Iterator[None]:
     """Let the random layers of `model` draw from `generator` for a while."""
     layers = [layer for layer in model.modules() if isinstance(layer, Dropout | Gaussian)]
     for layer in layers:

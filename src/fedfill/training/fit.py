@@ -257,6 +257,32 @@ def batches(order: Tensor, batch_size: int) -> Iterator[Tensor]:
         start = stop
 
 
+def positions(
+    data: Samples, training: LocalTraining, order: torch.Generator, samples_per_epoch: int | None = None
+) -> Iterator[Tensor]:
+    """The positions of the samples of each mini-batch of one local training.
+
+    Args:
+        data: Training samples.
+        training: How many mini-batches, of which size.
+        order: The stream of their order, on the data's device.
+        samples_per_epoch: As in `Fit`.
+
+    Yields:
+        Positions, ``[b]``; none where there are no samples.
+    """
+    n, device = len(data), data.labels.device
+    per_epoch = n if samples_per_epoch is None else min(samples_per_epoch, n)
+    epoch = steps = 0
+    while n and (training.steps is not None or epoch < training.epochs):
+        for index in batches(torch.randperm(n, generator=order, device=device)[:per_epoch], training.batch_size):
+            if steps == training.steps:
+                return
+            yield index
+            steps += 1
+        epoch += 1
+
+
 def mini_batches(
     resident: Resident,
     data: Samples,
@@ -281,21 +307,13 @@ def mini_batches(
         Interrupted: Where the worker was told to stop.
         TimeoutError: Where the deadline passed.
     """
-    n, device = len(data), data.labels.device
-    changes = torch_stream(order.initial_seed(), "augmentation", device=device)
-    per_epoch = n if samples_per_epoch is None else min(samples_per_epoch, n)
-    epoch = steps = 0
-    while n and (training.steps is not None or epoch < training.epochs):
-        for index in batches(torch.randperm(n, generator=order, device=device)[:per_epoch], training.batch_size):
-            resident.check()
-            if steps == training.steps:
-                return
-            inputs = resident.inputs(data, index)
-            if training.augmentation is not None:
-                inputs = augmented(inputs, training.augmentation, changes).contiguous(memory_format=resident.layout)
-            yield Batch(inputs, data.labels[index], index)
-            steps += 1
-        epoch += 1
+    changes = torch_stream(order.initial_seed(), "augmentation", device=data.labels.device)
+    for index in positions(data, training, order, samples_per_epoch):
+        resident.check()
+        inputs = resident.inputs(data, index)
+        if training.augmentation is not None:
+            inputs = augmented(inputs, training.augmentation, changes).contiguous(memory_format=resident.layout)
+        yield Batch(inputs, data.labels[index], index)
 
 
 def fit(resident: Resident, request: Fit, order: torch.Generator, draws: torch.Generator) -> Fitted:

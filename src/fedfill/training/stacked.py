@@ -1,0 +1,240 @@
+"""Local trainings of several clients as one program: their parameters stacked, one step of all of them at a time.
+
+On a GPU a step of a small network takes the time of starting its kernels, whoever many samples it has; one program starts them
+once for all clients. On a CPU it takes longer than one client after another, as convolutions with a kernel for each client are
+slow there.
+
+Mini-batches and draws are those of each client's own streams. What a client gets is what `fedfill.training.fit.fit` gives,
+but for the order in which sums are rounded, and the layout of images in memory, along which dropout draws.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+from torch.optim.adam import adam
+from torch.optim.adamw import adamw
+from torch.optim.sgd import sgd
+
+from fedfill.data.samples import Batch, normalise
+from fedfill.models.layers import Streams, draws_from
+from fedfill.streams import torch_stream
+from fedfill.training.augmentation import augmented
+from fedfill.training.fit import Context, Fit, Fitted, LocalTraining, Loss, Resident, positions, training_mode
+from fedfill.tree import Weights
+
+
+class NotStackedError(Exception):
+    """Raised where trainings can't be one program: a loss or a layer does what it can't do for many clients at once."""
+
+
+def kind_of(request: Fit) -> tuple[Any, ...]:
+    """What two trainings must have in common to be stacked: the loss, the budget, the tensors, the samples' shape."""
+    penalty = request.penalty
+    terms = penalty and (penalty.mu, tuple(penalty.centre), tuple(penalty.slope))
+    shapes = tuple((name, tensor.shape) for name, tensor in request.weights.items())
+    inputs = request.data.inputs
+    return request.loss, request.training, shapes, terms, inputs.shape[1:], inputs.dtype
+
+
+def fit_stacked(
+    resident: Resident,
+    requests: Sequence[Fit],
+    orders: Sequence[torch.Generator],
+    draws: Sequence[torch.Generator],
+) -> list[Fitted]:
+    """Train several clients' models at once.
+
+    Args:
+        resident: The worker's model, whose layers are used with tensors of all clients.
+        requests: Of one kind (`kind_of`), one for each client.
+        orders: Their streams of mini-batches.
+        draws: Their streams of what layers draw.
+
+    Returns:
+        What each training brought, in the order of the requests.
+
+    Raises:
+        NotStackedError: Where the loss or a layer can't be run so; nothing was trained, and the streams have moved on.
+        Interrupted: Where the worker was told to stop.
+        TimeoutError: Where the deadline passed.
+    """
+    if any(request.samples_per_epoch is not None and request.samples_per_epoch < 1 for request in requests):
+        raise NotStackedError("samples_per_epoch")
+    first = requests[0]
+    model = resident.load(first.weights)
+    training_mode(model, first.training.buffers)
+    program = _Program(model, first.loss)
+    trained = [name for name, p in model.named_parameters() if name in first.weights and p.requires_grad]
+    if not trained:
+        raise NotStackedError("nothing to train")
+    stack = _Stack(requests, trained, resident)
+    ahead = [
+        _batches(resident, request, order, k) for k, (request, order) in enumerate(zip(requests, orders, strict=True))
+    ]
+    total = torch.zeros(len(requests), device=stack.device)
+    steps, samples = [0] * len(requests), [0] * len(requests)
+    active = list(range(len(requests)))
+    while True:
+        batches = {k: index for k in active if (index := next(ahead[k], None)) is not None}
+        active = list(batches)
+        if not active:
+            break
+        sizes: dict[int, list[int]] = defaultdict(list)
+        for k, (inputs, _, _) in batches.items():
+            sizes[len(inputs)].append(k)
+        for size, members in sizes.items():
+            batch = Batch(*(torch.stack(parts) for parts in zip(*(batches[k] for k in members), strict=True)))
+            batch = Batch(normalise(batch.inputs), batch.labels, batch.index)
+            try:
+                losses = stack.step(program, members, batch, [draws[k] for k in members], steps[members[0]])
+            except (RuntimeError, TypeError, ValueError, NotImplementedError) as error:
+                raise NotStackedError(str(error)) from error
+            total[members] += losses
+            for k in members:
+                steps[k] += 1
+                samples[k] += size
+    means = (total / torch.tensor(steps, device=total.device).clamp(min=1)).tolist()
+    return [Fitted(stack.of(k), steps[k], samples[k], means[k]) for k in range(len(requests))]
+
+
+def _batches(
+    resident: Resident, request: Fit, order: torch.Generator, k: int
+) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Inputs as they are stored, labels and positions of a client's mini-batches."""
+    data, training = request.data, request.training
+    changes = torch_stream(order.initial_seed(), "augmentation", device=data.labels.device)
+    for index in positions(data, training, order, request.samples_per_epoch):
+        resident.check()
+        inputs = data.inputs[index]
+        if training.augmentation is not None:
+            inputs = augmented(normalise(inputs), training.augmentation, changes)
+        yield inputs, data.labels[index], index
+
+
+class _Program(nn.Module):
+    """A loss as a module, so that its model can be lent other tensors."""
+
+    def __init__(self, model: nn.Module, loss: Loss) -> None:
+        super().__init__()
+        self.model = model
+        self.loss = loss
+
+    def forward(self, inputs: Tensor, labels: Tensor, index: Tensor, context: Context) -> Tensor:
+        return self.loss(self.model, Batch(inputs, labels, index), context)
+
+
+class _Stack:
+    """The tensors of all clients ``[K, ...]``, and what their optimizers remember."""
+
+    def __init__(self, requests: Sequence[Fit], trained: Sequence[str], resident: Resident) -> None:
+        first = requests[0]
+        self._training: LocalTraining = first.training
+        self._trained = list(trained)
+        self.tensors = {name: _stacked([r.weights[name] for r in requests], own=True) for name in first.weights}
+        self.device = next(iter(self.tensors.values())).device
+        self._received = {name: _stacked([r.weights[name] for r in requests]) for name in first.weights}
+        self._memory: dict[str, Weights] = {
+            name: {part: torch.zeros_like(self.tensors[name]) for part in self._parts()} for name in trained
+        }
+        self._mu, self._centre, self._slope = 0.0, {}, {}
+        if first.penalty is not None:
+            penalties = [cast("Any", r.penalty) for r in requests]
+            self._mu = first.penalty.mu
+            centred = [name for name in first.penalty.centre if name in self._memory and self._mu]
+            self._centre = {name: _stacked([p.centre[name] for p in penalties]) for name in centred}
+            sloped = [name for name in first.penalty.slope if name in self._memory]
+            self._slope = {name: _stacked([p.slope[name] for p in penalties]) for name in sloped}
+
+    def _parts(self) -> tuple[str, ...]:
+        """What the optimizer keeps of each parameter."""
+        if self._training.optimizer == "sgd":
+            return ("momentum",) if self._training.momentum else ()
+        return "first", "second"
+
+    def of(self, k: int) -> Weights:
+        """One client's tensors."""
+        return {name: tensor[k].clone() for name, tensor in self.tensors.items()}
+
+    def step(
+        self, program: _Program, members: list[int], batch: Batch, draws: list[torch.Generator], done: int
+    ) -> Tensor:
+        """One step of some clients, which all have made as many before; their losses ``[len(members)]``."""
+        everyone = len(members) == len(next(iter(self.tensors.values())))
+        index = torch.tensor(members, device=self.device)
+
+        def picked(tensor: Tensor) -> Tensor:
+            shared = tensor.shape[0] == 1 or everyone
+            return tensor if shared else tensor[index]
+
+        current = {name: picked(tensor) for name, tensor in self.tensors.items()}
+        leaves = {name: current[name].detach().requires_grad_() for name in self._trained}
+        lent = {**current, **leaves}
+        # what all have in common goes in once
+        received = {name: picked(tensor) for name, tensor in self._received.items()}
+        places = {name: None if len(tensor) == 1 else 0 for name, tensor in received.items()}
+        received = {name: tensor[0] if len(tensor) == 1 else tensor for name, tensor in received.items()}
+
+        def loss(tensors: Weights, received: Weights, inputs: Tensor, labels: Tensor, index: Tensor) -> Tensor:
+            context = Context(received, cast("torch.Generator", _NoDraws()), done)
+            named = {f"model.{name}": tensor for name, tensor in tensors.items()}
+            return cast("Tensor", functional_call(program, named, (inputs, labels, index, context)))
+
+        with draws_from(program.model, Streams(draws)):
+            losses = vmap(loss, in_dims=(0, places, 0, 0, 0), randomness="error")(
+                lent, received, batch.inputs, batch.labels, batch.index
+            )
+        found = torch.autograd.grad(losses.sum(), list(leaves.values()), allow_unused=True)
+        gradients = [torch.zeros_like(w) if g is None else g for w, g in zip(leaves.values(), found, strict=True)]
+        with torch.no_grad():
+            by_name = dict(zip(leaves, gradients, strict=True))
+            for name, centre in self._centre.items():
+                by_name[name].add_(current[name] - picked(centre), alpha=self._mu)
+            for name, slope in self._slope.items():
+                by_name[name].add_(picked(slope))
+            memory = {name: {part: picked(x) for part, x in parts.items()} for name, parts in self._memory.items()}
+            used = [name for name, g in zip(leaves, found, strict=True) if g is not None or name in self._slope]
+            used += [name for name in self._centre if name not in used]
+            self._optimise([current[n] for n in used], [by_name[n] for n in used], [memory[n] for n in used], done)
+            if not everyone:
+                for name, tensor in self.tensors.items():
+                    tensor[index] = current[name]
+                for name, parts in self._memory.items():
+                    for part, tensor in parts.items():
+                        tensor[index] = memory[name][part]
+        return losses.detach()
+
+    def _optimise(self, tensors: list[Tensor], gradients: list[Tensor], memory: list[Weights], done: int) -> None:
+        """One step of torch's optimizer, which goes element by element and so is each client's own."""
+        training = self._training
+        rate, decay = training.learning_rate, training.weight_decay
+        if training.optimizer == "sgd":
+            buffers: list[Tensor | None] = [parts.get("momentum") for parts in memory]
+            sgd(
+                tensors, gradients, buffers, foreach=True, weight_decay=decay, momentum=training.momentum, lr=rate,
+                dampening=0.0, nesterov=False, maximize=False,
+            )  # fmt: skip
+            return
+        first, second = ([parts[part] for parts in memory] for part in ("first", "second"))
+        counts = [torch.tensor(float(done)) for _ in tensors]
+        (adam if training.optimizer == "adam" else adamw)(
+            tensors, gradients, first, second, [], counts, foreach=True, amsgrad=False, beta1=0.9, beta2=0.999, lr=rate,
+            weight_decay=decay, eps=1e-8, maximize=False,
+        )  # fmt: skip
+
+
+class _NoDraws:
+    """Stands where a loss would find the client's stream: what it draws there can't be drawn for many clients at once."""
+
+
+def _stacked(tensors: Sequence[Tensor], *, own: bool = False) -> Tensor:
+    """``[K, ...]``; where all are one tensor and nobody writes into them ``[1, ...]``."""
+    if all(tensor is tensors[0] for tensor in tensors):
+        once = tensors[0][None]
+        return once.expand(len(tensors), *tensors[0].shape).clone() if own else once
+    return torch.stack(list(tensors))
