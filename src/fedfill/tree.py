@@ -149,19 +149,21 @@ def zeros_like(weights: Weights) -> Weights:
 def is_finite(tree: Tree) -> bool:
     """Whether every floating-point number in the tree is finite.
 
-    A tensor's sum is a NaN or an infinity as soon as one of its elements is, so mostly one pass of additions is enough.
+    A tensor's sum is a NaN or an infinity as soon as one of its elements is, so mostly one pass of additions is enough; and
+    a GPU is asked once for all tensors of a type, as each answer waits for all that it has to do.
     """
+    floats: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
     for leaf in leaves(tree):
         if isinstance(leaf, Tensor):
-            if (
-                leaf.is_floating_point()
-                and leaf.numel()
-                and not (torch.isfinite(leaf.sum()) or torch.isfinite(leaf).all())
-            ):
-                return False
+            if leaf.is_floating_point() and leaf.numel():
+                floats.setdefault((leaf.dtype, leaf.device), []).append(leaf)
         elif isinstance(leaf, float) and not (float("-inf") < leaf < float("inf")):
             return False
-    return True
+    return all(
+        bool(torch.isfinite(torch.stack([tensor.sum() for tensor in tensors])).all())
+        or all(bool(torch.isfinite(tensor).all()) for tensor in tensors)  # a sum of large numbers overflows
+        for tensors in floats.values()
+    )
 
 
 class Unchanged:

@@ -97,7 +97,12 @@ def prepare(
     if model is None:
         model = network_of(experiment)
     require(experiment.engine)
-    for name, others in (("ray_address", ("ray",)), ("gpus_per_worker", ("ray",)), ("workers", ("local", "ray")), ("stack", ("local",))):
+    for name, others in (
+        ("ray_address", ("ray",)),
+        ("gpus_per_worker", ("ray",)),
+        ("workers", ("local", "ray")),
+        ("stack", ("local",)),
+    ):
         if getattr(experiment, name) and experiment.engine not in others:
             raise FedfillError(
                 f"{name}: found {getattr(experiment, name)} with engine={experiment.engine}; allowed with {' and '.join(others)}"

@@ -84,7 +84,7 @@ class Dropout(nn.Module):
             return x
         keep = 1 - self.p
         mask = x.new_empty(x.shape[:2] + (1,) * (x.dim() - 2)) if self.channels else torch.empty_like(x)
-        return x * drawn(mask, lambda m, stream: m.bernoulli_(keep, generator=stream).div_(keep), self.generator)
+        return x * drawn(mask, lambda m, stream: m.bernoulli_(keep, generator=stream), self.generator).div_(keep)
 
     def extra_repr(self) -> str:
         """Shown in the module's printed form."""

@@ -71,11 +71,13 @@ class Mean(Record):
             self.tensors = {name: tensor.clone() for name, tensor in self.tensors.items()}
             self.owned = True
         share = other.weight / (self.weight + other.weight)
-        for name, tensor in self.tensors.items():
-            if tensor.is_floating_point():
-                tensor.lerp_(other.tensors[name].to(tensor.dtype), share)
-            elif other.largest > self.largest:
-                tensor.copy_(other.tensors[name])
+        floats = {name: tensor for name, tensor in self.tensors.items() if tensor.is_floating_point()}
+        theirs = [other.tensors[name].to(tensor.dtype) for name, tensor in floats.items()]
+        if floats:
+            torch._foreach_lerp_(list(floats.values()), theirs, share)
+        if other.largest > self.largest:
+            for name in self.tensors.keys() - floats.keys():
+                self.tensors[name].copy_(other.tensors[name])
         self.weight += other.weight
         self.largest = max(self.largest, other.largest)
 

@@ -11,7 +11,7 @@ but for the order in which sums are rounded, and the layout of images in memory,
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
@@ -74,23 +74,21 @@ def fit_stacked(
     if not trained:
         raise NotStackedError("nothing to train")
     stack = _Stack(requests, trained, resident)
-    ahead = [
-        _batches(resident, request, order, k) for k, (request, order) in enumerate(zip(requests, orders, strict=True))
-    ]
+    ahead = _MiniBatches(requests, orders)
     total = torch.zeros(len(requests), device=stack.device)
     steps, samples = [0] * len(requests), [0] * len(requests)
     active = list(range(len(requests)))
     while True:
-        batches = {k: index for k in active if (index := next(ahead[k], None)) is not None}
-        active = list(batches)
+        resident.check()
+        places = {k: index for k in active if (index := next(ahead.positions[k], None)) is not None}
+        active = list(places)
         if not active:
             break
         sizes: dict[int, list[int]] = defaultdict(list)
-        for k, (inputs, _, _) in batches.items():
-            sizes[len(inputs)].append(k)
+        for k, index in places.items():
+            sizes[len(index)].append(k)
         for size, members in sizes.items():
-            batch = Batch(*(torch.stack(parts) for parts in zip(*(batches[k] for k in members), strict=True)))
-            batch = Batch(normalise(batch.inputs), batch.labels, batch.index)
+            batch = ahead.batch(members, [places[k] for k in members])
             try:
                 losses = stack.step(program, members, batch, [draws[k] for k in members], steps[members[0]])
             except (RuntimeError, TypeError, ValueError, NotImplementedError) as error:
@@ -100,21 +98,41 @@ def fit_stacked(
                 steps[k] += 1
                 samples[k] += size
     means = (total / torch.tensor(steps, device=total.device).clamp(min=1)).tolist()
-    return [Fitted(stack.of(k), steps[k], samples[k], means[k]) for k in range(len(requests))]
+    return [Fitted(*done) for done in zip(stack.apart(), steps, samples, means, strict=True)]
 
 
-def _batches(
-    resident: Resident, request: Fit, order: torch.Generator, k: int
-) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Inputs as they are stored, labels and positions of a client's mini-batches."""
-    data, training = request.data, request.training
-    changes = torch_stream(order.initial_seed(), "augmentation", device=data.labels.device)
-    for index in positions(data, training, order, request.samples_per_epoch):
-        resident.check()
-        inputs = data.inputs[index]
-        if training.augmentation is not None:
-            inputs = augmented(normalise(inputs), training.augmentation, changes)
-        yield inputs, data.labels[index], index
+class _MiniBatches:
+    """What mini-batches of several clients are made of.
+
+    All clients' samples lie behind one another, so that one step's are found at once.
+
+    Attributes:
+        positions: By client, the positions of the samples of each of its mini-batches.
+    """
+
+    def __init__(self, requests: Sequence[Fit], orders: Sequence[torch.Generator]) -> None:
+        self._inputs = torch.cat([request.data.inputs for request in requests])
+        self._labels = torch.cat([request.data.labels for request in requests])
+        device = self._labels.device
+        lengths = [len(request.data) for request in requests]
+        self._starts = [sum(lengths[:k]) for k in range(len(lengths))]
+        self._training = requests[0].training
+        self._changes = [torch_stream(order.initial_seed(), "augmentation", device=device) for order in orders]
+        self.positions = [
+            positions(request.data, request.training, order, request.samples_per_epoch)
+            for request, order in zip(requests, orders, strict=True)
+        ]
+
+    def batch(self, members: Sequence[int], places: Sequence[Tensor]) -> Batch:
+        """The mini-batches of some clients, one behind the other: inputs ``[k, b, ...]``, labels and positions ``[k, b]``."""
+        index = torch.stack(list(places))
+        starts = torch.tensor([self._starts[k] for k in members], device=index.device)
+        whole = index + starts[:, None]
+        inputs = normalise(self._inputs[whole])
+        if self._training.augmentation is not None:
+            kind = self._training.augmentation
+            inputs = torch.stack([augmented(x, kind, self._changes[k]) for k, x in zip(members, inputs, strict=True)])
+        return Batch(inputs, self._labels[whole], index)
 
 
 class _Program(nn.Module):
@@ -157,9 +175,10 @@ class _Stack:
             return ("momentum",) if self._training.momentum else ()
         return "first", "second"
 
-    def of(self, k: int) -> Weights:
-        """One client's tensors."""
-        return {name: tensor[k].clone() for name, tensor in self.tensors.items()}
+    def apart(self) -> list[Weights]:
+        """Each client's tensors."""
+        rows = {name: tensor.unbind() for name, tensor in self.tensors.items()}
+        return [{name: row[k] for name, row in rows.items()} for k in range(len(next(iter(rows.values()))))]
 
     def step(
         self, program: _Program, members: list[int], batch: Batch, draws: list[torch.Generator], done: int
