@@ -45,7 +45,7 @@ class Shared(TypedDict, total=False):
     workers: int | None
     """How many clients are trained at the same time, in threads or, with `engine` ray, in processes."""
     stack: int | None
-    """With `engine` local: how many clients' local trainings run as one program, as pays on a GPU."""
+    """With `engine` local: how many clients' local trainings run as one program, which changes results by ..."""
     ray_address: str | None
     """With `engine` ray: a running cluster to join, such as auto or HOST:6379."""
     gpus_per_worker: float
@@ -407,7 +407,7 @@ class Changes(TypedDict, total=False):
     start_from: str | Path | None
     """Folder of a finished run with one global model, whose final weights are the first ones here."""
     stack: int | None
-    """With `engine` local: how many clients' local trainings run as one program, as pays on a GPU."""
+    """With `engine` local: how many clients' local trainings run as one program, which changes results by ..."""
     ray_address: str | None
     """With `engine` ray: a running cluster to join, such as auto or HOST:6379."""
     gpus_per_worker: float

@@ -41,10 +41,10 @@ def test_each_command_has_the_options_that_it_can_use() -> None:
 
 def test_groups_of_fields() -> None:
     assert {
-        "data_dir", "device", "workers", "ray_address", "gpus_per_worker", "min_replies", "reply_timeout",
+        "data_dir", "device", "workers", "stack", "ray_address", "gpus_per_worker", "min_replies", "reply_timeout",
     } == INCIDENTAL  # fmt: skip
     assert {"start_from", "extra"} == PLACES
-    assert {"engine", "workers", "ray_address", "gpus_per_worker"} == SIMULATION
+    assert {"engine", "workers", "stack", "ray_address", "gpus_per_worker"} == SIMULATION
     assert {
         "data", "data_dir", "data_fraction", "domain_fractions", "image_size", "partition", "clients", "client_test",
         "client_validation", "labelled_per_client",

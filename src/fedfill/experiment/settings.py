@@ -95,8 +95,8 @@ class Experiment(BaseModel):
     """How many clients are trained at the same time, in threads or, with `engine` ray, in processes. It changes no
     result. None: one for each processor."""
     stack: Simulation[Incidental[int | None]] = Field(default=None, ge=1, le=1024)
-    """With `engine` local: how many clients' local trainings run as one program, as pays on a GPU. None: on a GPU as many
-    as are faster than one after another, found out in the first rounds; elsewhere 1. Results differ by rounding alone."""
+    """With `engine` local: how many clients' local trainings run as one program, which changes results by rounding alone.
+    None: on a GPU as many as are faster than one after another, elsewhere 1."""
     ray_address: Simulation[Incidental[str | None]] = None
     """With `engine` ray: a running cluster to join, such as auto or HOST:6379. None: a Ray of its own on this machine."""
     gpus_per_worker: Simulation[Incidental[float]] = Field(default=0.0, ge=0)
