@@ -16,6 +16,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -128,22 +129,22 @@ def compare(work: str, pairs: int) -> str:
     return f"{work}: bare loop {bare:.2f} s, fedfill {own:.2f} s, ratio {statistics.median(ratios):.3f} (from {ratios[0]:.3f} to {ratios[-1]:.3f}, {pairs} pairs)"
 
 
-def methods(pairs: int) -> str:
+def methods(pairs: int, names: Sequence[str] = METHODS) -> str:
     """Each method beside its own bare loop, and beside FedAvg in fedfill."""
     clients = data("W3")
     net = WORKS["W3"].net(True)
     net = Classifier(net[:-1], net[-1])
-    floors = {name: Floor("W3", clients, method=name) for name in METHODS}
-    runs = {name: Run(find(name)(**{**SETTINGS["W3"], **METHOD_SETTINGS[name]}), net, clients, 1.0) for name in METHODS}
-    times: dict[str, list[tuple[float, float]]] = {name: [] for name in METHODS}
+    floors = {name: Floor("W3", clients, method=name) for name in names}
+    runs = {name: Run(find(name)(**{**SETTINGS["W3"], **METHOD_SETTINGS[name]}), net, clients, 1.0) for name in names}
+    times: dict[str, list[tuple[float, float]]] = {name: [] for name in names}
     for repeat in range(pairs + 1):
-        for name in METHODS:
+        for name in names:
             pair = seconds(floors[name].round), seconds(runs[name].round)
             if repeat:
                 times[name].append(pair)
     lines = ["method: bare loop, fedfill, ratio (range); times FedAvg bare, fedfill"]
     base = [statistics.median(column) for column in zip(*times["fedavg"], strict=True)]
-    for name in METHODS:
+    for name in names:
         ratios = sorted(own / bare for bare, own in times[name])
         bare, own = (statistics.median(column) for column in zip(*times[name], strict=True))
         lines.append(
@@ -220,7 +221,7 @@ def main() -> None:
     for work in [name for name in options.work or WORKS if name != "W3"]:
         print(compare(work, options.pairs), flush=True)
     if not options.work or "W3" in options.work:
-        print(methods(options.pairs), flush=True)
+        print(methods(options.pairs, ["fedavg", *(options.method or METHODS[1:])]), flush=True)
     if not options.work:
         print(null(20))
         print(startup(5))

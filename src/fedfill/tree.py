@@ -11,7 +11,7 @@ import dataclasses
 import functools
 import hashlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import safetensors
@@ -52,8 +52,19 @@ def _kind(cls: type) -> str:
     return f"{cls.__module__}.{cls.__qualname__}"
 
 
+_NAMES: dict[type, tuple[str, ...]] = {}
+
+
+def _names(record: Record) -> tuple[str, ...]:
+    """Names of a record's fields; thousands of messages of one class pass in a round."""
+    kind = type(record)
+    if kind not in _NAMES:
+        _NAMES[kind] = tuple(field.name for field in dataclasses.fields(record))  # type: ignore[arg-type]
+    return _NAMES[kind]
+
+
 def _fields(record: Record) -> dict[str, Tree]:
-    return {field.name: getattr(record, field.name) for field in dataclasses.fields(record)}  # type: ignore[arg-type]
+    return {name: getattr(record, name) for name in _names(record)}
 
 
 def map_tensors(tree: Tree, function: Callable[[Tensor], Tensor]) -> Tree:
@@ -87,23 +98,30 @@ def _refusal(thing: object) -> str:
     return f"a {kind} can't be sent or stored; trees hold tensors, numbers, strings, lists, dicts and records"
 
 
-def leaves(tree: Tree) -> Iterator[Any]:
+def leaves(tree: Tree) -> list[Any]:
     """The tensors, numbers and strings of a tree, in order."""
+    found: list[Any] = []
+    _gather(tree, found)
+    return found
+
+
+def _gather(tree: Tree, found: list[Any]) -> None:
     if isinstance(tree, (list, tuple)):
         for item in tree:
-            yield from leaves(item)
+            _gather(item, found)
     elif isinstance(tree, dict):
         for item in tree.values():
-            yield from leaves(item)
+            _gather(item, found)
     elif isinstance(tree, Record):
-        yield from leaves(_fields(tree))
+        for name in _names(tree):
+            _gather(getattr(tree, name), found)
     elif tree is not None:
-        yield tree
+        found.append(tree)
 
 
-def tensors(tree: Tree) -> Iterator[Tensor]:
+def tensors(tree: Tree) -> list[Tensor]:
     """The tensors of a tree, in order."""
-    return (leaf for leaf in leaves(tree) if isinstance(leaf, Tensor))
+    return [leaf for leaf in leaves(tree) if isinstance(leaf, Tensor)]
 
 
 def size(tree: Tree) -> int:

@@ -126,10 +126,12 @@ class ClientRunner:
         given = (message, data, unlabelled)
         untouched = tree.Unchanged((given, own.tree()))
 
-        @functools.cache
         def asked() -> str:
             parts = {"message": message, "data": data, "unlabelled": unlabelled, "state": state}
             return hashlib.sha256(tree.to_bytes(parts)).hexdigest()
+
+        if self._secret is not None:
+            asked = functools.cache(asked)
 
         def secret(purpose: str) -> KeyedStream:
             # by all that the answer is made of: to the same question the same noise, to any other question other noise
@@ -154,7 +156,6 @@ class ClientRunner:
             together=len(circle) or None,
             scratch=self._scratch.setdefault(i, {}),
         )
-        late = Lost(f"took longer than reply_timeout={self._timeout} s")
         resident.deadline = time.monotonic() + self._timeout if self._timeout is not None else float("inf")
         reply, error = None, None
         try:
@@ -164,7 +165,7 @@ class ClientRunner:
         except Exception as raised:  # an error is a reply; its traceback stays attached
             error = Lost(LONE) if refuses_one_sample(raised) else raised
         if time.monotonic() > resident.deadline:
-            error = late
+            error = Lost(f"took longer than reply_timeout={self._timeout} s")
         spent = {"fit_seconds": fits.seconds, "train_samples": fits.samples}
         try:
             if not untouched.holds():
@@ -221,7 +222,7 @@ class _Fits:
 
 def _unshared(kept: Tree, others: Tree) -> Tree:
     """The tree with copies in the place of tensors whose memory belongs to `others`."""
-    if all(False for _ in tree.tensors(kept)):
+    if not tree.tensors(kept):
         return tree.copy(kept)
     theirs = {_place(tensor) for tensor in tree.tensors(others)}
     return tree.map_tensors(kept, lambda x: x.detach().clone() if _place(x) in theirs else x.detach())

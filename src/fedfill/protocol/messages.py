@@ -167,7 +167,8 @@ class Averaging:
         group = self.groups.setdefault(group_of(client, self._clients), {})
         for name, mean in means.items():
             group[name] = combined([group[name], mean]) if name in group else mean  # type: ignore[assignment]
-        return replace(outcome, reply=reply, error=error)
+        changed = error is not None or reply is not outcome.reply
+        return replace(outcome, reply=reply, error=error) if changed else outcome
 
     def total(self) -> dict[str, Part]:
         """The mean or sum over all groups, by field; a field that no reply held is missing."""
