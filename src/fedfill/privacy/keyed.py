@@ -21,7 +21,6 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from numpy.typing import NDArray
-from scipy.special import ndtri
 from torch import Tensor
 
 _PIECE = 2**20
@@ -68,6 +67,8 @@ class KeyedStream:
 
 def normal_of(words: NDArray[np.uint64]) -> NDArray[np.float64]:
     """The normal numbers of words of 64 bits: the highest bit is the sign, the next 53 the size."""
+    from scipy.special import ndtri  # here: SciPy takes a tenth of the start of a program that draws no such noise
+
     u = ((words & np.uint64(2**63 - 1)) >> np.uint64(10)) * 2.0**-53 + 2.0**-54
     sign = np.where(words >> np.uint64(63), 1.0, -1.0)
     return sign * -ndtri(u / 2)  # type: ignore[no-any-return]

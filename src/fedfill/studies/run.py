@@ -9,7 +9,6 @@ from typing import Any, Unpack, overload
 from fedfill import __version__
 from fedfill.algorithms import Algorithm, as_algorithm
 from fedfill.data.partitions import Partition
-from fedfill.deployment.rehearsal import rehearse, resubmit
 from fedfill.errors import A_FUNCTION, A_RUN, FedfillError, Kept, checked, expect, path_of
 from fedfill.experiment.loop import OnRound, execute
 from fedfill.experiment.more_rounds import lengthen
@@ -106,6 +105,8 @@ def run(
 def launch(prepared: Prepared, path: Path, on_round: OnRound | None = None) -> Result:
     """Run an experiment on the engine that it names."""
     if prepared.experiment.engine == "flower":
+        from fedfill.deployment.rehearsal import rehearse  # here and below: other runs have no use for it
+
         return rehearse(prepared, path, on_round)
     return execute(prepared, path, on_round)
 
@@ -184,6 +185,8 @@ def resume(
             raise FedfillError(
                 "resume: a deployment goes on as its app says, and no option can change it; edit the app's experiment.toml"
             )
+        from fedfill.deployment.rehearsal import resubmit
+
         with watched(quiet) as follow:
             return resubmit(folder.path, both(on_round, follow(folder.path.name)))
     changes |= {"workers": workers, "device": device, "data_dir": data_dir}

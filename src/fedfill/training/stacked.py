@@ -106,6 +106,10 @@ class _MiniBatches:
 
     All clients' samples lie behind one another, so that one step's are found at once.
 
+    Args:
+        requests: What the clients are asked to train.
+        orders: By client, the stream that orders its samples.
+
     Attributes:
         positions: By client, the positions of the samples of each of its mini-batches.
     """
