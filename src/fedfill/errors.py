@@ -14,7 +14,15 @@ B = TypeVar("B", bound=BaseModel)
 
 
 class FedfillError(Exception):
-    """A slip or a circumstance that the user can mend: one sentence, printed without a traceback."""
+    """A slip or a circumstance that the user can mend: one sentence, printed without a traceback.
+
+    Args:
+        sentence: What a name or a file in it holds that no line can show, such as a line's end or half a letter, is written as Python
+            writes it in a text.
+    """
+
+    def __init__(self, sentence: str) -> None:
+        super().__init__("".join(c if c.isprintable() else repr(c)[1:-1] for c in sentence))
 
 
 class DivergedError(FedfillError):
@@ -204,6 +212,8 @@ def _allowed(error: Mapping[str, Any]) -> str:
 
 def first_line(error: Exception) -> str:
     """The first line of what an exception says, or its kind where it says nothing."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror.rstrip(".") + (f": {str(error.filename)!r}" if error.filename else "")  # without its number
     # Arrow says several things at once, which Python would show as a tuple
     said = error.args if all(isinstance(part, str) for part in error.args) else (error,)
     text = "; ".join(map(str, said)).strip()

@@ -178,6 +178,23 @@ def test_divergence_is_a_sentence(rate: str) -> None:
     assert "Traceback" not in result.stderr
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+@pytest.mark.parametrize("buffered", ["", "1"])
+@pytest.mark.parametrize("words", [["--version"], ["--help"], ["list", "algorithms"]])
+def test_full_standard_output(words: list[str], buffered: str) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "fedfill", *words],
+            env={**os.environ, "PYTHONUNBUFFERED": buffered},
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert done.returncode == 2
+    assert done.stderr == "fedfill: standard output can't be written (No space left on device)\n"
+
+
 def test_full_disk(elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(source: Any, target: Any) -> None:
         if str(target).endswith("state.safetensors") and Path(target).exists():

@@ -8,6 +8,7 @@ from typing import Any
 
 import datasets
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 from sklearn.datasets import load_digits
@@ -98,6 +99,23 @@ def test_hub_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     np.testing.assert_array_equal(source.test.inputs[:, 0].numpy(), GREY[::-1])
     assert source.class_names == ("ant", "bee", "cat")
     assert "official" in source.note
+    assert "ufldl-stanford/svhn, revision unknown" in source.note
+
+
+def test_the_record_says_which_revision_the_hub_gave(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # the library keeps what it fetched in a folder that is named by the commit
+    revision = "7c1f2ab80d34e5" + "0" * 26
+    file = tmp_path / "ylecun___mnist" / "mnist" / "0.0.0" / revision / "mnist-train.arrow"
+    file.parent.mkdir(parents=True)
+    table = as_dataset().data.table
+    with pa.ipc.new_stream(file, table.schema) as stream:
+        stream.write_table(table)
+    kept = datasets.Dataset.from_file(str(file))
+    monkeypatch.setattr(sources, "_unreachable", lambda repository: "no network")
+    monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: [kept, kept])
+    sources._load.cache_clear()
+    assert f"ylecun/mnist, revision {revision}." in load("mnist").note
+    sources._load.cache_clear()
 
 
 def test_a_local_folder_goes_before_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

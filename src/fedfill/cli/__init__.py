@@ -5,6 +5,9 @@ Rooms that need torch are imported by the commands that use them, so that help a
 
 from __future__ import annotations
 
+import os
+import sys
+import warnings
 from typing import Annotated, Any
 
 import typer
@@ -92,4 +95,15 @@ def main_options(
 
 def main() -> None:
     """Entry point of the command ``fedfill``."""
-    app()
+    # of an image that is refused in a sentence
+    warnings.filterwarnings("ignore", "Image size .* exceeds limit", module="PIL")
+    try:
+        app()
+    except OSError as error:
+        try:
+            print(flush=True)  # whether this fails too says whose error it is
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python complains at its end
+            err.print(f"fedfill: standard output can't be written ({error.strerror})", soft_wrap=True)
+            sys.exit(2)
+        raise

@@ -308,8 +308,10 @@ def label_array(labels: Any, where: str) -> np.ndarray[Any, Any]:
     return np.where(array, "True", "False") if array.dtype == bool else array
 
 
-def check_names(names: Iterable[str], what: str) -> None:
-    """Refuse names that no table or page can show: blank ones, and those of several lines, with control characters or with halves of letters.
+def check_names(names: Sequence[str], what: str) -> None:
+    """Refuse names that no table or page can show or tell apart.
+
+    These are blank ones, those of several lines, with control characters or with halves of letters, and any that is there twice.
 
     Args:
         names: Of classes, domains or clients.
@@ -324,7 +326,10 @@ def check_names(names: Iterable[str], what: str) -> None:
             or any(letter < " " or "\ud800" <= letter <= "\udfff" for letter in name.strip("\t"))
             or len(name.splitlines()) > 1
         ):
-            raise FedfillError(f"{what}: found {name!r}; allowed: names of one line that can be read")
+            raise FedfillError(f"{what}: found {shown(name)}; allowed: names of one line that can be read")
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise FedfillError(f"{what}: found {shown(twice)} twice; allowed: each name once")
 
 
 def check_alike(first: Tensor, second: Tensor, where: str) -> None:

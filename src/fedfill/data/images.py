@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import io
+import math
 import os
+import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
@@ -17,13 +19,17 @@ import torch
 from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
-from fedfill.errors import FedfillError, first_line
+from fedfill.errors import FedfillError, first_line, shown
+from fedfill.files import check_regular
 
 T = TypeVar("T")
 
 # Pillow's modes by what they become; anything else (16-bit, floating point) would lose information in uint8
 GREY = frozenset({"1", "L", "LA"})
 COLOUR = frozenset({"RGB", "RGBA", "P", "PA", "CMYK", "YCbCr"})
+
+PNG_END = b"IEND\xaeB`\x82"
+"""The last chunk of a PNG, with its checksum."""
 
 
 def decode(encoded: Sequence[bytes | Path | None], where: Callable[[int], str], size: int | None) -> Tensor:
@@ -39,14 +45,15 @@ def decode(encoded: Sequence[bytes | Path | None], where: Callable[[int], str], 
     """
     if not encoded:
         return torch.empty(0, 0, 0, 0, dtype=torch.uint8)
+    most = most_pixels()
     bring = functools.partial(pixels, size=size)
-    first = _open(encoded[0], where(0), bring)
-    out = np.empty((len(encoded), *(first.shape if size is None else (size, size, 3))), np.uint8)
+    first = _open(encoded[0], where(0), bring, most)
+    out = _room((len(encoded), *(first.shape if size is None else (size, size, 3))), f"data: {len(encoded):,} images")
     grey = np.empty(len(encoded), bool)
 
     def fill(begin: int) -> None:
         for row in range(begin, min(begin + 512, len(encoded))):
-            image = _open(encoded[row], where(row), bring)
+            image = _open(encoded[row], where(row), bring, most)
             if size is None and image.shape != first.shape:
                 raise FedfillError(
                     f"data: {where(row)} is {_describe(image.shape)}, but {where(0)} is {_describe(first.shape)}; "
@@ -107,13 +114,14 @@ def fitted(
         The images. One that has this shape is as `decode` gives it, and one of another size as `decode` does with a size.
     """
     channels, height, width = shape
+    most = most_pixels()
     out = np.empty((len(encoded), height, width, channels), np.uint8)
     changed = np.zeros((len(encoded), 2), bool)
 
     def fill(begin: int) -> None:
         for row in range(begin, min(begin + 64, len(encoded))):
             out[row], *changed[row] = _open(
-                encoded[row], where(row), lambda image: _brought(image, channels, width, height)
+                encoded[row], where(row), lambda image: _brought(image, channels, width, height), most
             )
 
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
@@ -133,23 +141,73 @@ def _brought(image: Image.Image, channels: int, width: int, height: int) -> tupl
     return np.asarray(image).reshape(height, width, -1), resized, grey != (channels == 1)
 
 
-def _open(encoded: bytes | Path | Image.Image | None, where: str, bring: Callable[[Image.Image], T]) -> T:
-    """What is made of one image of a known mode."""
+def most_pixels() -> int:
+    """Pixels that an image may have, so that a small file can't fill the memory: Pillow's limit, or FEDFILL_MAX_PIXELS.
+
+    Returns:
+        Width times height.
+
+    Raises:
+        FedfillError: Where FEDFILL_MAX_PIXELS is no whole number of at least 1.
+    """
+    if (text := os.environ.get("FEDFILL_MAX_PIXELS")) is not None:
+        if not (text.isdecimal() and 0 < len(text) < 16 and int(text)):
+            raise FedfillError(f"FEDFILL_MAX_PIXELS: found {shown(text)}; allowed: a whole number of at least 1")
+        # else Pillow warns above its own limit, and refuses twice as much
+        Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS and max(Image.MAX_IMAGE_PIXELS, int(text))
+        return int(text)
+    return Image.MAX_IMAGE_PIXELS or sys.maxsize
+
+
+def _room(shape: tuple[int, ...], what: str) -> np.ndarray[Any, Any]:
+    """An array of bytes for all images, refused where there is no room for it."""
+    try:
+        return np.empty(shape, np.uint8)
+    except (MemoryError, ValueError) as error:  # NumPy's word for an array that no machine could hold
+        raise FedfillError(
+            f"{what} of {shape[2]}x{shape[1]} pixels need {math.prod(shape) / 2**30:,.0f} GiB, which are not there; image_size makes them smaller"
+        ) from error
+
+
+def _open(encoded: bytes | Path | Image.Image | None, where: str, bring: Callable[[Image.Image], T], most: int) -> T:
+    """What is made of one image of a known mode and of no more than `most` pixels."""
     if not encoded:
         raise FedfillError(f"data: {where} holds no image bytes")
     try:
+        if isinstance(encoded, Path):
+            check_regular(encoded)
         if isinstance(encoded, Image.Image):
             opened: Any = nullcontext(encoded)
         else:
             opened = Image.open(io.BytesIO(encoded) if isinstance(encoded, bytes) else encoded)
         with opened as image:
+            if image.width * image.height > most:
+                raise FedfillError(
+                    f"data: {where} has {image.width:,}x{image.height:,} pixels; allowed: {most:,} in all, or what FEDFILL_MAX_PIXELS says"
+                )
+            if image.format == "PNG" and PNG_END not in _bytes_of(encoded):  # Pillow reads on without it
+                raise OSError("a PNG without its end")
             if image.mode in GREY | COLOUR:
                 return bring(image)
             mode = image.mode
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+    except (
+        Image.DecompressionBombError,
+        Image.DecompressionBombWarning,
+    ) as error:  # the latter where warnings are errors
+        raise FedfillError(
+            f"data: {where} has far more pixels than allowed: {most:,} in all, or what FEDFILL_MAX_PIXELS says"
+        ) from error
+    except (OSError, SyntaxError, ValueError) as error:
         what = "no image that can be recognised" if isinstance(error, UnidentifiedImageError) else first_line(error)
         raise FedfillError(f"data: {where} can't be decoded as an image, it may be cut short: {what}") from error
     raise FedfillError(f"data: {where} is an image of mode '{mode}', but 8-bit grey or colour is needed")
+
+
+def _bytes_of(encoded: Any) -> bytes:
+    """What was encoded; of an image from Python, which brings none, an end alone."""
+    if isinstance(encoded, Path):
+        return encoded.read_bytes()
+    return encoded if isinstance(encoded, bytes) else PNG_END
 
 
 def _describe(shape: Sequence[int]) -> str:

@@ -15,7 +15,8 @@ from fedfill.data.cells import DOMAIN_COLUMN
 from fedfill.data.dataset import Part, check_alike, check_labels, together
 from fedfill.data.images import decode, in_colour
 from fedfill.data.samples import Samples
-from fedfill.errors import FedfillError, first_line
+from fedfill.errors import FedfillError, first_line, shown
+from fedfill.files import check_regular
 
 IMAGE_COLUMNS = ("image", "img")
 LABEL_COLUMNS = ("label", "fine_label")
@@ -39,10 +40,11 @@ def read_parquet(folder: Path, split: str, size: int | None = None) -> Part:
     for index, file in enumerate(files):
         where = f"data: '{file}'"
         try:
+            check_regular(file)
             parquet = pq.ParquetFile(file)
             found, metadata = parquet.schema_arrow.names, parquet.schema_arrow.metadata
             image, label = find_columns(found, where)
-            own_names, start = _class_names(metadata, label), 0
+            own_names, start = _class_names(metadata, label, where), 0
             if index and own_names != names:
                 raise FedfillError(f"{where} names its classes differently from '{files[0]}'")
             if index and (DOMAIN_COLUMN in found) != has_domain:
@@ -51,14 +53,14 @@ def read_parquet(folder: Path, split: str, size: int | None = None) -> Part:
             for batch in parquet.iter_batches(8192, columns=[image, label, *[DOMAIN_COLUMN] * has_domain]):
                 part = from_arrow(batch.column(image), batch.column(label), start, names, where, paths=False, size=size)
                 if has_domain:
-                    named = _class_names(metadata, DOMAIN_COLUMN)
+                    named = _class_names(metadata, DOMAIN_COLUMN, where)
                     domains.append(read_domain_names(batch.column(DOMAIN_COLUMN), named, where))
                 if parts and size is None:
                     check_alike(parts[0].inputs, part.inputs, where)
                 parts.append(part)
                 start += batch.num_rows
                 highest = max(highest, (int(part.labels.max()), f"{where}, column '{label}'"), key=lambda pair: pair[0])
-        except (pa.ArrowException, OSError) as error:
+        except (pa.ArrowException, OSError, UnicodeError) as error:  # the last of a path that is not in UTF-8
             raise FedfillError(f"{where} can't be read as Parquet, it may be cut short: {first_line(error)}") from error
     if not parts:
         raise FedfillError(f"data: '{files[0]}' holds no samples")
@@ -118,13 +120,19 @@ def find_columns(found: Sequence[str], where: str) -> tuple[str, str]:
     return image, label
 
 
-def _class_names(metadata: dict[bytes, bytes] | None, label: str) -> tuple[str, ...] | None:
+def _class_names(metadata: dict[bytes, bytes] | None, column: str, where: str) -> tuple[str, ...] | None:
     """The names of a ClassLabel column in the metadata that `datasets` writes; None where there are none."""
     try:
-        names = json.loads((metadata or {})[b"huggingface"])["info"]["features"][label]["names"]
-    except (KeyError, ValueError, TypeError):
+        names = json.loads((metadata or {})[b"huggingface"])["info"]["features"][column]["names"]
+    except (KeyError, TypeError):
         return None
-    return tuple(map(str, names)) if names else None
+    except (ValueError, RecursionError) as error:
+        raise FedfillError(f"{where} has metadata 'huggingface' that can't be read, it may be damaged") from error
+    if not names:
+        return None
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise FedfillError(f"{where}: the names of column '{column}' are {shown(names)}; allowed: a list of words")
+    return tuple(names)
 
 
 def from_arrow(

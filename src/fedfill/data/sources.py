@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import logging
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
@@ -171,8 +172,15 @@ def _from_hub(name: str, size: int | None) -> Source:
             "no download"
         ) from error
     where = f"data '{name}' from the Hugging Face Hub"
+    note = f"Test set: the official one. From the Hugging Face Hub: {repository}, revision {_revision(train)}."
     train, test = (from_dataset(part, where, size) for part in (train, test))
-    return replace(source_of(name, where, train, test, sized=size is not None), note="Test set: the official one.")
+    return replace(source_of(name, where, train, test, sized=size is not None), note=note)
+
+
+def _revision(dataset: Any) -> str:
+    """The commit of the repository on the Hub that a data set came from: its folder in the library's cache has this name."""
+    folders = (Path(file["filename"]).parent.name for file in dataset.cache_files)
+    return next((name for name in folders if re.fullmatch("[0-9a-f]{40}", name)), "unknown")
 
 
 def _unreachable(repository: str) -> str | None:

@@ -22,6 +22,7 @@ from fedfill.data.dataset import Part, Source, check_labels, in_order, numbered
 from fedfill.data.parquet import IMAGE_COLUMNS
 from fedfill.data.samples import Samples
 from fedfill.errors import FedfillError, did_you_mean, first_line
+from fedfill.files import check_regular
 
 MOST_WORDS = 1000
 """The most different words of one column; more are names or dates, not categories."""
@@ -55,7 +56,7 @@ def find_tables(place: Path) -> tuple[Path, Path | None] | None:
                 raise FedfillError(
                     f"data: '{train}' and '{other.name}' are files of two kinds; allowed: both CSV or both Parquet"
                 )
-            return train, test if test.is_file() else None
+            return train, test if test.exists() else None
     return None
 
 
@@ -204,8 +205,9 @@ def _is_table(file: Path) -> bool:
     import pyarrow.parquet as pq
 
     try:
+        check_regular(file)
         schema = pq.read_schema(file)
-    except (pa.ArrowException, OSError):
+    except (pa.ArrowException, OSError, UnicodeEncodeError):
         return False
     plain = not any(pa.types.is_struct(kind) or pa.types.is_binary(kind) for kind in schema.types)
     return plain and not any(name in schema.names for name in IMAGE_COLUMNS)
@@ -218,6 +220,7 @@ def _read(file: Path, texts: Iterable[str] = ()) -> Any:
     import pyarrow.parquet as pq
 
     try:
+        check_regular(file)
         if file.suffix.lower() == ".csv":
             options = pa.csv.ConvertOptions(column_types=dict.fromkeys(texts, pa.string()))
             table = pa.csv.read_csv(file, convert_options=options)
@@ -226,7 +229,7 @@ def _read(file: Path, texts: Iterable[str] = ()) -> Any:
         _ = table.column_names  # which decodes them
     except UnicodeDecodeError as error:
         raise FedfillError(f"data: the names of the columns of '{file}' are not in UTF-8; save it so") from error
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, UnicodeEncodeError) as error:  # the last of a path that is not in UTF-8
         raise FedfillError(f"data: '{file}' can't be read as a table: {first_line(error)}") from error
     return sound(table, file)
 

@@ -163,7 +163,14 @@ def build(
 
     Where it is `loaded` others follow, and the centre of a map of features, which takes seconds, is left out.
     """
-    network = _built(name, shape, classes, settings, needs=needs, seed=seed)
+    try:
+        network = _built(name, shape, classes, settings, needs=needs, seed=seed)
+    except (MemoryError, RuntimeError) as error:  # torch has no kind of its own for it where there is no GPU
+        if not isinstance(error, MemoryError) and "memory" not in str(error):
+            raise
+        raise FedfillError(
+            f"model: '{name}' for inputs of {'x'.join(map(str, shape))} does not fit into the memory; image_size makes images smaller"
+        ) from error
     if isinstance(network.encoder, FeatureMap) and not loaded:
         network.encoder.centre_itself()
     if settings.frozen is not None:

@@ -6,6 +6,7 @@ last checkpoint does not vouch for is cut off at a resume.
 
 from __future__ import annotations
 
+import errno
 import hmac
 import json
 import os
@@ -22,6 +23,7 @@ from filelock import FileLock, Timeout
 
 from fedfill import __version__, tree
 from fedfill.errors import FedfillError
+from fedfill.files import SETTINGS, read_regular
 from fedfill.tree import Tree
 
 _FILES = {"experiment.toml", "deployment.toml", "rounds.jsonl", "summary.json", "partition.json", ".lock"}
@@ -147,7 +149,7 @@ class RunDirectory:
             )
 
     def lock(self) -> None:
-        """Keep other processes out of the folder until `close`."""
+        """Keep other processes out of the folder until `close`; none can come to a finished run where nobody can write."""
         with writing(self.path):
             try:
                 self._lock.acquire()
@@ -155,6 +157,9 @@ class RunDirectory:
                 raise FedfillError(
                     f"out: another process is running in {self.path}; wait for it or choose another folder"
                 ) from None
+            except OSError as error:
+                if error.errno not in (errno.EROFS, errno.EACCES) or not (self.path / "summary.json").exists():
+                    raise
 
     def close(self) -> None:
         """Let other processes in again."""
@@ -280,7 +285,7 @@ class RunDirectory:
         if not path.exists():
             return None
         try:
-            document = json.loads(path.read_text())
+            document = json.loads(read_regular(path))
             if not isinstance(document, dict):
                 raise ValueError(f"a {type(document).__name__} in place of a table")
         except (ValueError, OSError, RecursionError) as error:
@@ -291,8 +296,10 @@ class RunDirectory:
 def read_toml(path: Path, setting: str = "config") -> dict[str, Any]:
     """A TOML document; a sentence on what is wrong with it begins with the setting."""
     try:
-        return tomllib.loads(path.read_text())
+        return tomllib.loads(read_regular(path, SETTINGS).decode())
     except OSError as error:
         raise FedfillError(f"{setting}: can't read {path} ({error.strerror})") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise FedfillError(f"{setting}: {path} is not TOML ({error})") from error
+    except RecursionError as error:
+        raise FedfillError(f"{setting}: {path} can't be read, it is nested too deeply") from error

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import stat
 from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn
 
@@ -12,6 +10,7 @@ from pydantic import Field, FiniteFloat, StringConstraints, ValidationError, mod
 
 from fedfill import __version__
 from fedfill.errors import FedfillError, first_line
+from fedfill.files import read_regular
 from fedfill.runs.records import Checked, first_fault
 
 CARD, FORMAT = "model.json", 1
@@ -107,7 +106,7 @@ def read_card(folder: Path) -> dict[str, Any]:
     """
     where = folder / CARD
     try:
-        document = json.loads(regular_bytes(where), parse_constant=_no_number)
+        document = json.loads(read_regular(where), parse_constant=_no_number)
         number = document["format"]
         if type(number) is int and number > FORMAT:
             raise FedfillError(
@@ -127,25 +126,6 @@ def read_card(folder: Path) -> dict[str, Any]:
 def damaged(where: Path, what: str) -> FedfillError:
     """The error of a card that says something that can't be."""
     return FedfillError(f"model: {where} is damaged ({what}); export the run again")
-
-
-def regular_bytes(path: Path) -> bytes:
-    """What a file holds that may be anything: a device or a pipe, which never ends, is refused.
-
-    Args:
-        path: The file.
-
-    Returns:
-        Its bytes.
-
-    Raises:
-        OSError: Where it can't be read, or is no regular file.
-    """
-    # looked at once it is open, so that it can't be another one by then; a pipe must not wait for its other end
-    with open(os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)), "rb") as file:
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise OSError(f"{path} is no regular file")
-        return file.read()
 
 
 def _no_number(word: str) -> NoReturn:

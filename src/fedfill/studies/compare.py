@@ -19,6 +19,7 @@ from fedfill.experiment.own import Network
 from fedfill.experiment.prepare import Prepared, arrange, split_settings
 from fedfill.experiment.settings import Experiment, over, whole_numbers
 from fedfill.experiment.summary import Result
+from fedfill.files import read_regular
 from fedfill.options import Shared
 from fedfill.runs.directory import RunDirectory, writing
 from fedfill.runs.progress import both, watched
@@ -247,7 +248,7 @@ def _check_folder(out: Path) -> None:
 def _refuse_fewer(out: Path, labels: Sequence[str], seeds: Sequence[int]) -> None:
     """Refuse what would take rows or seeds out of the tables that are there; a comparison may grow."""
     try:
-        held = json.loads((out / RECORD).read_text())
+        held = json.loads(read_regular(out / RECORD))
         rows = [label for row in held["rows"] for label in row.get("validation", [row["label"]])]
         gone = [label for label in rows if label not in labels] or [
             f"seed {s}" for s in held["seeds"] if s not in seeds

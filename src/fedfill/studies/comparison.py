@@ -14,6 +14,7 @@ from scipy import stats
 
 from fedfill.errors import FedfillError
 from fedfill.experiment.summary import Result
+from fedfill.files import read_regular
 from fedfill.runs.directory import RunDirectory, to_json
 from fedfill.runs.shown import html_table
 
@@ -225,7 +226,7 @@ def read_comparison(path: str | Path) -> Comparison:
     folder = Path(path)
     place = folder / RECORD
     try:
-        document = json.loads(place.read_text())
+        document = json.loads(read_regular(place))
         rows = tuple(_row(folder, row) for row in document["rows"])
         baseline = next(row for row in rows if row.label == document["baseline"])
         seeds = tuple(int(seed) for seed in document["seeds"])

@@ -27,10 +27,11 @@ from fedfill.errors import FedfillError, Kept, checked, first_line, path_of
 from fedfill.experiment.settings import PYTHON
 from fedfill.experiment.start import BESIDE, is_personal, network_settings
 from fedfill.experiment.trial import copied
+from fedfill.files import read_regular
 from fedfill.models.networks import ModelSettings, build
 from fedfill.runs.directory import RunDirectory
 from fedfill.runs.records import Summary, require
-from fedfill.studies.card import CARD, FORMAT, damaged, read_card, regular_bytes
+from fedfill.studies.card import CARD, FORMAT, damaged, read_card
 from fedfill.studies.finished import account_of
 from fedfill.studies.model import Model
 from fedfill.tree import Weights
@@ -138,7 +139,7 @@ def _of_export(path: Path) -> Saved:
     def read(entry: Mapping[str, Any]) -> Weights:
         file = path / str(entry["file"])
         try:
-            data = regular_bytes(file)
+            data = read_regular(file)
             if hashlib.sha256(data).hexdigest() == entry["sha256"]:
                 return safetensors.torch.load(data)
             problem = "its SHA-256 is not the one in model.json"
@@ -219,7 +220,7 @@ def of_run(place: RunDirectory, data: Any = None, data_dir: str | Path | None = 
 def _division(place: RunDirectory, setting: str) -> dict[str, Any]:
     path = place.path / "partition.json"
     try:
-        found = json.loads(path.read_text())
+        found = json.loads(read_regular(path))
         names = found["class_names"]
         if not names or not all(isinstance(name, str) for name in names) or len(set(names)) < len(names):
             raise ValueError("classes without a name, or two of the same")

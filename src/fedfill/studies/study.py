@@ -17,6 +17,7 @@ from fedfill.errors import A_FUNCTION, FedfillError, checked, expect, path_of
 from fedfill.experiment.own import Network
 from fedfill.experiment.prepare import arrange, divide, given_parts
 from fedfill.experiment.settings import Experiment, in_words, over, whole_numbers
+from fedfill.files import read_regular
 from fedfill.options import Shared
 from fedfill.runs.directory import to_json, write_atomically
 from fedfill.runs.shown import html_table
@@ -326,7 +327,7 @@ def _held(folder: Path, request: Mapping[str, Any]) -> dict[str, Any] | None:
             )
         return None
     try:
-        held: dict[str, Any] = json.loads(place.read_text())
+        held: dict[str, Any] = json.loads(read_regular(place))
         asked, version = held["request"], held["version"]
         plan_of(held)
     except OSError as error:

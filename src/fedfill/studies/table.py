@@ -21,6 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from fedfill.errors import FedfillError, checked, did_you_mean
 from fedfill.experiment.settings import INCIDENTAL
 from fedfill.experiment.summary import OF_TRAINED_HEAD
+from fedfill.files import read_regular
 from fedfill.runs.directory import read_toml, write_atomically, writing
 from fedfill.training.evaluation import FAIRNESS
 
@@ -309,7 +310,7 @@ def read_entries(folder: Path) -> list[Entry]:
     if not path.exists():
         return []
     try:
-        document = json.loads(path.read_text())
+        document = json.loads(read_regular(path))
         return [
             Entry(
                 item["row"],

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedfill.errors import FedfillError
+from fedfill.files import read_regular
 from fedfill.studies.reporting.values import DAMAGE, Section, Table, amount, duration, sentence, spread
 from fedfill.studies.stages import FINAL, REFERENCE, SCREEN
 from fedfill.studies.study import RECORD
@@ -43,7 +44,7 @@ def read_answer(folder: Path) -> tuple[Answer, dict[Path, str]]:
     """
     place = folder / RECORD
     try:
-        document = json.loads(place.read_text())
+        document = json.loads(read_regular(place))
         if (
             "look" not in document and "request" in document
         ):  # nothing but what was asked for: it was stopped in its screening

@@ -8,6 +8,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from fedfill.errors import FedfillError
+from fedfill.files import read_regular
 from fedfill.runs.records import Checked, Number, first_fault
 from fedfill.studies.reporting.bars import Bar, bars_of
 from fedfill.studies.reporting.parts import Part
@@ -55,7 +56,7 @@ def audits(part: Part) -> list[Chart]:
 
 def _read(path: Path) -> _Document | None:
     try:
-        return _Document.model_validate(json.loads(path.read_bytes()))
+        return _Document.model_validate(json.loads(read_regular(path)))
     except FileNotFoundError:
         return None
     except (OSError, ValueError, RecursionError) as error:

@@ -13,6 +13,7 @@ from fedfill.errors import FedfillError
 from fedfill.experiment.settings import DATA, INCIDENTAL, PLACES
 from fedfill.experiment.summary import Result
 from fedfill.experiment.verdicts import Verdict, of_run
+from fedfill.files import read_regular
 from fedfill.runs.directory import RunDirectory
 from fedfill.runs.records import Division, Summary, require, require_rounds
 from fedfill.studies.compare import BUDGET
@@ -263,7 +264,7 @@ def _so_far(experiment: Mapping[str, Any], rounds: Sequence[Mapping[str, Any]]) 
 def _holdings(path: Path) -> Holdings | None:
     hint = "resume the run, which writes it again"
     try:
-        document = json.loads(path.read_text()) if path.exists() else None
+        document = json.loads(read_regular(path)) if path.exists() else None
     except (ValueError, RecursionError, OSError) as error:
         raise FedfillError(f"report: {path} is damaged; {hint}") from error
     if document is None:
