@@ -213,7 +213,9 @@ def _allowed(error: Mapping[str, Any]) -> str:
 def first_line(error: Exception) -> str:
     """The first line of what an exception says, or its kind where it says nothing."""
     if isinstance(error, OSError) and error.strerror:
-        return error.strerror.rstrip(".") + (f": {str(error.filename)!r}" if error.filename else "")  # without its number
+        return error.strerror.rstrip(".") + (
+            f": {str(error.filename)!r}" if error.filename else ""
+        )  # without its number
     # Arrow says several things at once, which Python would show as a tuple
     said = error.args if all(isinstance(part, str) for part in error.args) else (error,)
     text = "; ".join(map(str, said)).strip()
