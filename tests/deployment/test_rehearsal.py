@@ -34,7 +34,7 @@ from fedfill.deployment.app import PACKAGE, write_app
 from fedfill.deployment.host_data import Task, save_host
 from fedfill.deployment.processes import LocalFederation, local_federation
 from fedfill.engines.flower_host import Kept
-from fedfill.errors import DivergedError
+from fedfill.errors import DivergedError, FedfillError
 from fedfill.experiment.prepare import arrange
 from fedfill.runs.directory import RunDirectory
 
@@ -72,6 +72,40 @@ def test_a_run_that_ends_while_flower_is_asked_is_finished(tmp_path: Path) -> No
         rehearsal._follow(RunDirectory(tmp_path / "none"), 0, 1, None, lambda: "the Flower run ended as 'x'")
     with pytest.raises(DivergedError, match="so"):  # by the sentence alone, from another process
         rehearsal._follow(RunDirectory(tmp_path / "none"), 0, 1, None, lambda: "training diverged: so")
+
+
+def test_a_second_rehearsal_in_a_folder_is_refused_before_anything_is_read_written_or_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "run"
+    options = {**TINY, "data": bars(), "engine": "flower", "rounds": 1}
+    prepared = arrange("fedavg", partition="iid", model="auto", **options)
+
+    def never(*arguments: Any, **more: Any) -> None:
+        raise AssertionError("data were prepared for a run that can't be")
+
+    @contextmanager
+    def in_place_of_the_processes(folder: Path, nodes: Any) -> Iterator[LocalFederation]:
+        before = {file: file.stat().st_mtime_ns for file in path.rglob("*")}
+        with monkeypatch.context() as patch:
+            patch.setattr(rehearsal, "local_federation", never)
+            patch.setattr(sys.modules[fedfill.run.__module__], "arrange", never)
+            patch.setattr(sys.modules[fedfill.run.__module__], "reopen", never)
+            for engine in ("flower", "local"):
+                with refused("out", str(path), "another process"):
+                    fedfill.run("fedavg", out=path, **{**options, "engine": engine})
+            with refused("out", str(path), "another process"):
+                fedfill.resume(path, data=options["data"])
+            with refused("out", str(path), "another process"):  # who has prepared meanwhile
+                rehearsal.rehearse(prepared, path)
+        assert before == {file: file.stat().st_mtime_ns for file in path.rglob("*")}
+        raise FedfillError("enough")
+        yield
+
+    monkeypatch.setattr(rehearsal, "local_federation", in_place_of_the_processes)
+    for _ in range(2):  # the first one has left the folder to the next
+        with pytest.raises(FedfillError, match="^enough$"):
+            fedfill.run("fedavg", out=path, **options)
 
 
 @pytest.mark.deploy
