@@ -11,11 +11,12 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
+import httpx
 import pytest
 import tomli_w
 import torch
 from flwr.app import ConfigRecord, Context, Message, RecordDict
-from tests.deployment.nodes import PlayedNode, comes_online, played_node
+from tests.deployment.nodes import PlayedNode, activation, comes_online, played_node
 from tests.deployment.test_processes import running
 from tests.deployment.test_rehearsal import TINY, bars
 from tests.engines import in_process  # lets this process make Flower's messages
@@ -69,13 +70,23 @@ def wait_for(what: Callable[[], object], why: str) -> None:
 def test_a_node_that_nobody_registered_is_refused_until_somebody_does(federation: LocalFederation) -> None:
     folder = federation.folder
     make_node_key(folder / "node0")
-    there, log = comes_online(federation, "stranger", folder / "node0.key", folder / "ca.crt")
-    assert not there
-    assert "Exit Code: 305" in log
+    for name, key in {"stranger": folder / "node0.key", "nameless": None}.items():
+        there, log = comes_online(federation, name, key, folder / "ca.crt")
+        assert not there, name
+        assert "Exit Code: 305" in log
     assert federation._flwr("supernode", "list", federation.connection)["nodes"] == []
     federation._register(0)
     there, log = comes_online(federation, "registered", folder / "node0.key", folder / "ca.crt")
     assert there, log
+
+
+def test_a_node_is_not_taken_for_one_whose_secret_key_it_lacks(federation: LocalFederation) -> None:
+    registered, another = federation.folder / "node5", federation.folder / "another"
+    for path in (registered, another):
+        make_node_key(path)
+    federation._register(5)
+    assert activation(federation, claimed=registered, held=another) == httpx.codes.UNAUTHORIZED
+    assert activation(federation, claimed=registered, held=registered) == httpx.codes.OK
 
 
 def test_a_node_does_not_speak_with_a_superlink_whose_certificate_is_another_authority_s(
