@@ -51,6 +51,7 @@ class LocalFederation:
     Attributes:
         superlink: The process that carries the messages.
         supernodes: One process for each node, None while it is killed.
+        workers: The process of each node that runs its apps, for all messages of a run.
         connection: Name of the SuperLink for the ``flwr`` command.
         environment: For every Flower program that is to meet this federation.
     """
@@ -62,7 +63,9 @@ class LocalFederation:
         self.folder = folder
         self.environment: Mapping[str, str] = environment_of(folder / "flower" / "superlink")
         self.supernodes: list[subprocess.Popen[bytes] | None] = [None] * len(nodes)
+        self.workers: list[subprocess.Popen[bytes] | None] = [None] * len(nodes)
         self._nodes = nodes
+        self._ports = [0] * len(nodes)
         self._processes: list[subprocess.Popen[bytes]] = []
         self._logged: dict[str, int] = {}
 
@@ -108,12 +111,14 @@ class LocalFederation:
         make_node_key(self.folder / name)
         config = self.folder / f"{name}.toml"
         config.write_bytes(tomli_w.dumps(dict(self._nodes[k])).encode())
+        self._ports[k] = _free_port()
         self.supernodes[k] = self._launch(
-            *(name, program("flower-supernode"), "--superlink", self._address),
-            *("--root-certificates", str(self.folder / "ca.crt"), "--host", HOST, "--port", str(_free_port())),
+            *(name, program("flower-supernode"), "--superlink", self._address, "--isolation", "process"),
+            *("--root-certificates", str(self.folder / "ca.crt"), "--host", HOST, "--port", str(self._ports[k])),
             *("--auth-supernode-private-key", str(self.folder / f"{name}.key"), "--node-config", str(config)),
             home=home,
         )
+        self._start_worker(k)
         if wait:
             self.wait_for_node(k)
 
@@ -133,10 +138,11 @@ class LocalFederation:
 
     def kill_node(self, k: int) -> None:
         """Kill a SuperNode and what it started, with no warning, as a power cut would."""
-        node, self.supernodes[k] = self.supernodes[k], None
-        if node is not None:
-            send([node.pid], signal.SIGKILL, self.folder)
-            node.wait()
+        killed = [process for process in (self.supernodes[k], self.workers[k]) if process is not None]
+        self.supernodes[k] = self.workers[k] = None
+        send([process.pid for process in killed], signal.SIGKILL, self.folder)
+        for process in killed:
+            process.wait()
 
     def check(self) -> None:
         """Complain where the federation can't go on."""
@@ -149,7 +155,13 @@ class LocalFederation:
         ):
             if process.poll() is not None:
                 raise self._failure(what, name, process)
-        if self.supernodes and all(node is None or node.poll() is not None for node in self.supernodes):
+        for k, worker in enumerate(self.workers):
+            if worker is None or (code := worker.poll()) is None or self._has_ended(k):
+                continue
+            if code >= 0:
+                raise self._failure(f"the worker of SuperNode {k}", f"worker{k}", worker)
+            self._start_worker(k)  # killed in the middle of a message: that one is lost, the next ones are not
+        if self.supernodes and all(map(self._has_ended, range(len(self.supernodes)))):
             last = len(self.supernodes) - 1
             raise self._failure("every SuperNode", f"node{last}", self.supernodes[last])
 
@@ -180,6 +192,20 @@ class LocalFederation:
         home.mkdir(parents=True, exist_ok=True)
         (home / "config.toml").write_bytes(tomli_w.dumps(settings).encode())
         return superlink, address
+
+    def _start_worker(self, k: int) -> None:
+        """Start the process that runs a SuperNode's apps; it ends with the SuperNode."""
+        node, home = self.supernodes[k], self.folder / "flower" / f"node{k}"
+        if node is not None:
+            self.workers[k] = self._launch(
+                *(f"worker{k}", sys.executable, "-P", "-m", "fedfill.deployment.worker"),
+                *(f"{HOST}:{self._ports[k]}", str(node.pid), str(home)),
+            )
+
+    def _has_ended(self, k: int) -> bool:
+        """Whether a node's SuperNode was killed or ended by itself."""
+        node = self.supernodes[k]
+        return node is None or node.poll() is not None
 
     def _register(self, k: int) -> None:
         """Make a node's key known to the SuperLink."""
