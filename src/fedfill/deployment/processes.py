@@ -53,11 +53,13 @@ class LocalFederation:
         supernodes: One process for each node, None while it is killed.
         workers: The process of each node that runs its apps, for all messages of a run.
         connection: Name of the SuperLink for the ``flwr`` command.
+        run: Of the app that it was started with, or None.
         environment: For every Flower program that is to meet this federation.
     """
 
     connection = "local"
     superlink: subprocess.Popen[bytes]
+    run: int | None = None
 
     def __init__(self, folder: Path, nodes: Sequence[Mapping[str, Setting]]) -> None:
         self.folder = folder
@@ -69,13 +71,16 @@ class LocalFederation:
         self._processes: list[subprocess.Popen[bytes]] = []
         self._logged: dict[str, int] = {}
 
-    def start(self) -> None:
-        """Start everything, and wait until every SuperNode is online."""
+    def start(self, app: Path | None = None) -> None:
+        """Start everything, and a run of an app if there is one, and wait until every SuperNode is online."""
         folder = self.folder
         shutil.rmtree(folder / "flower", ignore_errors=True)  # a kill may have left half an app there
         self._warden = self._launch(
             *("warden", sys.executable, "-P", "-m", "fedfill.deployment.warden", str(os.getpid()), str(folder)),
         )
+        for k in range(len(self._nodes)):  # first: what they load takes longest
+            self._ports[k] = _free_port()
+            self._start_worker(k)
         self.superlink, self._address = self._start_superlink()
         # Flower's own choice, a SuperExec that the SuperLink starts, leaves the SuperLink's process group
         self._superexec = self._launch(
@@ -83,9 +88,11 @@ class LocalFederation:
             *("--root-certificates", str(folder / "ca.crt"), "--parent-pid", str(self.superlink.pid)),
         )
         with ThreadPoolExecutor(4) as pool:  # each call spends a second on imports
+            run = pool.submit(self.submit, app) if app is not None else None  # the server waits for its hosts
             list(pool.map(self._register, range(len(self._nodes))))
-        for k in range(len(self._nodes)):
-            self.start_node(k, wait=False)
+            for k in range(len(self._nodes)):
+                self._start_supernode(k)
+        self.run = run and run.result()
         for k in range(len(self._nodes)):
             self.wait_for_node(k)
         self.check()
@@ -104,21 +111,11 @@ class LocalFederation:
         return str(run["status"]), "" if details == "N/A" else details
 
     def start_node(self, k: int, wait: bool = True) -> None:
-        """Start a SuperNode, with the key that it had before; one that still runs is killed."""
+        """Start a SuperNode and its worker, with the key that it had before; one that still runs is killed."""
         self.kill_node(k)
-        name, home = f"node{k}", self.folder / "flower" / f"node{k}"
-        shutil.rmtree(home, ignore_errors=True)
-        make_node_key(self.folder / name)
-        config = self.folder / f"{name}.toml"
-        config.write_bytes(tomli_w.dumps(dict(self._nodes[k])).encode())
         self._ports[k] = _free_port()
-        self.supernodes[k] = self._launch(
-            *(name, program("flower-supernode"), "--superlink", self._address, "--isolation", "process"),
-            *("--root-certificates", str(self.folder / "ca.crt"), "--host", HOST, "--port", str(self._ports[k])),
-            *("--auth-supernode-private-key", str(self.folder / f"{name}.key"), "--node-config", str(config)),
-            home=home,
-        )
         self._start_worker(k)
+        self._start_supernode(k)
         if wait:
             self.wait_for_node(k)
 
@@ -193,14 +190,26 @@ class LocalFederation:
         (home / "config.toml").write_bytes(tomli_w.dumps(settings).encode())
         return superlink, address
 
+    def _start_supernode(self, k: int) -> None:
+        name, home = f"node{k}", self.folder / "flower" / f"node{k}"
+        shutil.rmtree(home, ignore_errors=True)
+        make_node_key(self.folder / name)
+        config = self.folder / f"{name}.toml"
+        config.write_bytes(tomli_w.dumps(dict(self._nodes[k])).encode())
+        self.supernodes[k] = self._launch(
+            *(name, sys.executable, "-P", "-m", "fedfill.deployment.supernode"),
+            *("--superlink", self._address, "--isolation", "process"),
+            *("--root-certificates", str(self.folder / "ca.crt"), "--host", HOST, "--port", str(self._ports[k])),
+            *("--auth-supernode-private-key", str(self.folder / f"{name}.key"), "--node-config", str(config)),
+            home=home,
+        )
+
     def _start_worker(self, k: int) -> None:
-        """Start the process that runs a SuperNode's apps; it ends with the SuperNode."""
-        node, home = self.supernodes[k], self.folder / "flower" / f"node{k}"
-        if node is not None:
-            self.workers[k] = self._launch(
-                *(f"worker{k}", sys.executable, "-P", "-m", "fedfill.deployment.worker"),
-                *(f"{HOST}:{self._ports[k]}", str(node.pid), str(home)),
-            )
+        """Start the process that runs a SuperNode's apps; it waits for the SuperNode, and ends with this program."""
+        self.workers[k] = self._launch(
+            *(f"worker{k}", sys.executable, "-P", "-m", "fedfill.deployment.worker"),
+            *(f"{HOST}:{self._ports[k]}", str(os.getpid()), str(self.folder / "flower" / f"node{k}")),
+        )
 
     def _has_ended(self, k: int) -> bool:
         """Whether a node's SuperNode was killed or ended by itself."""
@@ -258,13 +267,16 @@ class LocalFederation:
 
 
 @contextmanager
-def local_federation(folder: Path, nodes: Sequence[Mapping[str, Setting]]) -> Iterator[LocalFederation]:
+def local_federation(
+    folder: Path, nodes: Sequence[Mapping[str, Setting]], app: Path | None = None
+) -> Iterator[LocalFederation]:
     """Run a SuperLink and SuperNodes on this host, over TLS, with a key for each node.
 
     Args:
         folder: Holds keys, logs and all else that the federation needs; keys in it are used again, and what an earlier
             federation in it left running is stopped.
         nodes: The node configuration of each SuperNode.
+        app: A Flower app to run, which is submitted while SuperNodes come up.
 
     Yields:
         The federation, with every SuperNode online. All of its processes are gone afterwards.
@@ -289,7 +301,7 @@ def local_federation(folder: Path, nodes: Sequence[Mapping[str, Setting]]) -> It
             make_node_key(folder / f"node{k}")
         federation = LocalFederation(folder, nodes)
         try:
-            federation.start()
+            federation.start(app)
             yield federation
         finally:
             federation.stop()

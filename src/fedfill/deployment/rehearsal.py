@@ -53,18 +53,17 @@ def rehearse(prepared: Prepared, path: Path, on_round: OnRound | None = None) ->
         directory.close()  # the server's program opens it
     try:
         error = folder.path / "error.txt"
-        with local_federation(*_write_parties(prepared, path, folder.path, error)) as federation:
-            run = federation.submit(folder.path / "app")
-            _follow(directory, done, experiment.rounds, on_round, _watch(federation, run, error))
+        nodes = _write_parties(prepared, path, folder.path, error)
+        log.info("starting Flower with %d hosts", len(nodes))
+        with local_federation(folder.path / "flower", nodes, folder.path / "app") as federation:
+            _follow(directory, done, experiment.rounds, on_round, _watch(federation, error))
     finally:
         folder.close()
     return _finished(prepared.digest, experiment.rounds, directory, done)
 
 
-def _write_parties(
-    prepared: Prepared, path: Path, folder: Path, error: Path
-) -> tuple[Path, Sequence[Mapping[str, Setting]]]:
-    """Write each host's data, the server's and the app, and tell where the federation lies and what its nodes are told."""
+def _write_parties(prepared: Prepared, path: Path, folder: Path, error: Path) -> Sequence[Mapping[str, Setting]]:
+    """Write each host's data, the server's and the app, and tell what each node has to know."""
     experiment = prepared.experiment
     with writing(folder):
         error.unlink(missing_ok=True)
@@ -100,8 +99,7 @@ def _write_parties(
         there = str(Path(experiment.start_from).expanduser().resolve())
         experiment = experiment.model_copy(update={"start_from": there})
     write_app(folder / "app", experiment, task, name="rehearsal", server=server)
-    log.info("starting Flower with %d hosts", len(nodes))
-    return folder / "flower", nodes
+    return nodes
 
 
 def resubmit(path: Path, on_round: OnRound | None = None) -> Result:
@@ -178,7 +176,7 @@ def _follow(
             raise told(problem)
 
 
-def _watch(federation: LocalFederation, run: int, error: Path) -> Callable[[], str | None]:
+def _watch(federation: LocalFederation, error: Path) -> Callable[[], str | None]:
     """Why the rehearsal can't go on, or None; Flower's own word costs a second of processor time and is asked for rarely."""
     asked = time.monotonic()
 
@@ -190,7 +188,7 @@ def _watch(federation: LocalFederation, run: int, error: Path) -> Callable[[], s
         if time.monotonic() - asked < _ASK:
             return None
         asked = time.monotonic()
-        return _ended(*federation.status(run))
+        return None if federation.run is None else _ended(*federation.status(federation.run))
 
     return failure
 

@@ -1,7 +1,7 @@
 """A host's worker: a process that stays for all messages of a run, where Flower would start a fresh one for each.
 
 A SuperNode that was started with ``--isolation process`` starts nothing itself; it hands out its tasks at its Runtime API. This
-program, run as ``python -m fedfill.deployment.worker ADDRESS SUPERNODE HOME``, fetches them there and does with each what
+program, run as ``python -m fedfill.deployment.worker ADDRESS OWNER HOME``, fetches them there and does with each what
 ``flwr-clientapp`` does. So libraries, the app, the host's data and its model are loaded once, at the first message.
 """
 
@@ -14,6 +14,7 @@ import threading
 import time
 from typing import NoReturn
 
+import httpx
 from flwr.app import Error, Message
 from flwr.cli.install import install_from_fab
 from flwr.clientapp.client_app import LoadClientAppError
@@ -34,20 +35,20 @@ from fedfill.deployment import programs  # what every app asks for
 assert programs
 log = logging.getLogger("fedfill")
 
-POLL = 0.1
+POLL = 0.2
 """Seconds from one look for a task to the next."""
 _TASK = "FEDFILL_TASK"
 """Carries a task's token past `_begin_anew`: nobody else can read a process's environment, and a command line anybody can."""
 
 
-def serve(address: str, supernode: int) -> NoReturn:
-    """Do the tasks of a SuperNode for as long as it lives, those of one run in one image of this process.
+def serve(address: str, owner: int) -> NoReturn:
+    """Do the tasks of a SuperNode, those of one run in one image of this process.
 
     Args:
         address: Of the SuperNode's Runtime API.
-        supernode: The SuperNode's process.
+        owner: The process with which this one ends.
     """
-    threading.Thread(target=_leave_with, args=(supernode,), daemon=True).start()
+    threading.Thread(target=_leave_with, args=(owner,), daemon=True).start()
     disable_process_dumping(strict=False)  # as Flower's own program that holds the tokens
     known_algorithms()  # before there is anything to do
     client, run = _connect(address), None
@@ -62,22 +63,23 @@ def serve(address: str, supernode: int) -> NoReturn:
                 time.sleep(POLL)
             elif run not in (None, found.task.run_id):
                 _begin_anew(token)  # its app is another one, and what the last one left behind is of no use to it
+        except httpx.TransportError:  # the SuperNode is not there yet
+            token = ""
+            time.sleep(POLL)
         except KeyboardInterrupt:  # Flower's way to say that nobody waits for this task any more
             log.warning("a task was given up")
             _begin_anew()
 
 
 def _connect(address: str, token: str = "") -> RuntimeHttpClient:
-    # the API is on this host's loopback interface, and the process that has a task's token may see the task
+    """A client of the Runtime API, which is on this host's loopback interface; with a token one that may see its task."""
+    version = RuntimeVersionHttpInterceptor(component_name="flwr-clientapp")
     return RuntimeHttpClient.from_server_address(
         server_address=address,
         insecure=True,
         root_certificates=None,
-        interceptors=[
-            RuntimeVersionHttpInterceptor(component_name="flwr-clientapp"),
-            *([RuntimeTokenHttpInterceptor(token)] if token else []),
-        ],
-        retry_invoker=make_simple_http_retry_invoker(),
+        interceptors=[version, RuntimeTokenHttpInterceptor(token)] if token else [version],
+        retry_invoker=make_simple_http_retry_invoker() if token else None,
     )
 
 
@@ -118,11 +120,11 @@ def _begin_anew(token: str = "") -> NoReturn:
     os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
 
-def _leave_with(supernode: int) -> None:
-    """End this process at once when its SuperNode is gone, whatever it does."""
+def _leave_with(owner: int) -> None:
+    """End this process at once when its owner is gone, whatever it does."""
     while True:
         try:
-            os.kill(supernode, 0)
+            os.kill(owner, 0)
         except OSError:
             os._exit(0)
         time.sleep(POLL)
