@@ -92,7 +92,7 @@ class LocalFederation:
             list(pool.map(self._register, range(len(self._nodes))))
             for k in range(len(self._nodes)):
                 self._start_supernode(k)
-        self.run = run and run.result()
+        self.run = run.result() if run is not None else None
         for k in range(len(self._nodes)):
             self.wait_for_node(k)
         self.check()

@@ -18,7 +18,7 @@ LOOK = 0.3
 
 def look_often() -> None:
     """Shorten the pauses of Flower's loop; those of its other parts stay."""
-    start_client_internal.time = SimpleNamespace(sleep=lambda seconds: time.sleep(min(seconds, LOOK)))  # type: ignore[attr-defined]
+    start_client_internal.time = SimpleNamespace(sleep=lambda seconds: time.sleep(min(seconds, LOOK)))  # type: ignore[assignment, attr-defined]
 
 
 if __name__ == "__main__":

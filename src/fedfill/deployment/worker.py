@@ -38,7 +38,7 @@ log = logging.getLogger("fedfill")
 POLL = 0.2
 """Seconds from one look for a task to the next."""
 _TASK = "FEDFILL_TASK"
-"""Carries a task's token past `_begin_anew`: nobody else can read a process's environment, and a command line anybody can."""
+"""Carries a task's token past `_begin_anew`: a command line is for all eyes, an environment for its owner's."""
 
 
 def serve(address: str, owner: int) -> NoReturn:
@@ -95,22 +95,25 @@ def _do(address: str, token: str) -> int | None:
         install_from_fab(fab.content, skip_prompt=True)
         load = get_load_client_app_fn(default_app_ref="", app_path=None, multi_app=True)
         reply = load(run.fab_id, run.fab_version, fab.hash_str)(message=message, context=context)
-        push_message(client, reply, context)
         status, details = SubStatus.COMPLETED, ""
     except Exception as error:
         log.exception("the app failed")
+        unloaded = isinstance(error, LoadClientAppError)
+        code = ErrorCode.LOAD_CLIENT_APP_EXCEPTION if unloaded else ErrorCode.CLIENT_APP_RAISED_EXCEPTION
         details = f"{type(error)}:<'{error}'>"
-        code = ErrorCode.CLIENT_APP_RAISED_EXCEPTION
-        if isinstance(error, LoadClientAppError):
-            code = ErrorCode.LOAD_CLIENT_APP_EXCEPTION
-        if message is not None and context is not None and reply is None:
-            push_message(client, Message(Error(code=code, reason=details), reply_to=message), context)
+        if message is not None:
+            reply = Message(Error(code=code, reason=details), reply_to=message)
+    try:
+        if reply is not None and context is not None:
+            push_message(client, reply, context)
+    except Exception:  # the run is over, or the reply can't be sent: the server hears nothing
+        log.exception("a reply was not taken")
     finally:
         if heartbeat.is_running:
             heartbeat.stop()
         push_task_output(client, context, status, details)
         client.close()
-    return context and context.run_id
+    return context.run_id if context is not None else None
 
 
 def _begin_anew(token: str = "") -> NoReturn:
