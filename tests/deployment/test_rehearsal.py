@@ -85,7 +85,7 @@ def test_a_second_rehearsal_in_a_folder_is_refused_before_anything_is_read_writt
         raise AssertionError("data were prepared for a run that can't be")
 
     @contextmanager
-    def in_place_of_the_processes(folder: Path, nodes: Any) -> Iterator[LocalFederation]:
+    def in_place_of_the_processes(folder: Path, nodes: Any, app: Path) -> Iterator[LocalFederation]:
         before = {file: file.stat().st_mtime_ns for file in path.rglob("*")}
         with monkeypatch.context() as patch:
             patch.setattr(rehearsal, "local_federation", never)
@@ -288,8 +288,8 @@ class Killer:
     _thread: threading.Thread | None = None
 
     @contextmanager
-    def watch(self, folder: Path, nodes: Any) -> Iterator[LocalFederation]:
-        with local_federation(folder, nodes) as federation:
+    def watch(self, folder: Path, nodes: Any, app: Path) -> Iterator[LocalFederation]:
+        with local_federation(folder, nodes, app) as federation:
             self._federation = federation
             try:
                 yield federation
