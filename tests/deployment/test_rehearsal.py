@@ -399,13 +399,14 @@ def test_a_node_and_a_handler_that_nobody_dismisses_are_missed_within_two_minute
         "fedavg", data=bars()[:HOSTS], engine="flower", out=path, rounds=rounds, on_round=killer.on_round, **TINY
     )
     assert killer.errors == []
-    (alone,) = killer.rounds
     lost = lost_in(result.rounds)
-    assert lost[alone].keys() == {1, 2}, lost
-    assert lost[alone][1].startswith("Flower error 8"), lost
-    assert lost[alone][2].startswith("Flower error 5"), lost
-    assert 30 < result.rounds[alone - 1]["seconds"] < 120
-    assert all(lost[r].keys() <= {2} for r in range(alone + 1, rounds + 1)), "a killed handler is no killed host"
+    (handler,) = [r for r, entries in lost.items() if 1 in entries]  # a killed handler is no killed host
+    node = min(r for r, entries in lost.items() if 2 in entries)
+    assert {handler, node} <= {killer.rounds[0], killer.rounds[0] + 1}, "a round may be over between the two"
+    assert lost[handler][1].startswith("Flower error 8"), lost
+    assert lost[node][2].startswith("Flower error 5"), lost
+    for r in (handler, node):
+        assert 30 < result.rounds[r - 1]["seconds"] < 120
     assert lost[rounds] == {}, "everybody is back"
     assert {i: kept.round for i, kept in states(path).items()} == dict.fromkeys(range(HOSTS), rounds - 1)
     assert not running(tmp_path)
