@@ -53,7 +53,7 @@ def environment_of(home: Path | None = None) -> Mapping[str, str]:
     programs = str(Path(sys.executable).parent)  # Flower's programs find each other by name
     return {
         "OMP_NUM_THREADS": "1",
-        "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1",
+        "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.5",
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
         "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",

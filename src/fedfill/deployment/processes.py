@@ -51,28 +51,36 @@ class LocalFederation:
     Attributes:
         superlink: The process that carries the messages.
         supernodes: One process for each node, None while it is killed.
+        workers: The process of each node that runs its apps, for all messages of a run.
         connection: Name of the SuperLink for the ``flwr`` command.
+        run: Of the app that it was started with, or None.
         environment: For every Flower program that is to meet this federation.
     """
 
     connection = "local"
     superlink: subprocess.Popen[bytes]
+    run: int | None = None
 
     def __init__(self, folder: Path, nodes: Sequence[Mapping[str, Setting]]) -> None:
         self.folder = folder
         self.environment: Mapping[str, str] = environment_of(folder / "flower" / "superlink")
         self.supernodes: list[subprocess.Popen[bytes] | None] = [None] * len(nodes)
+        self.workers: list[subprocess.Popen[bytes] | None] = [None] * len(nodes)
         self._nodes = nodes
+        self._ports = [0] * len(nodes)
         self._processes: list[subprocess.Popen[bytes]] = []
         self._logged: dict[str, int] = {}
 
-    def start(self) -> None:
-        """Start everything, and wait until every SuperNode is online."""
+    def start(self, app: Path | None = None) -> None:
+        """Start everything, and a run of an app if there is one, and wait until every SuperNode is online."""
         folder = self.folder
         shutil.rmtree(folder / "flower", ignore_errors=True)  # a kill may have left half an app there
         self._warden = self._launch(
             *("warden", sys.executable, "-P", "-m", "fedfill.deployment.warden", str(os.getpid()), str(folder)),
         )
+        for k in range(len(self._nodes)):  # first: what they load takes longest
+            self._ports[k] = _free_port()
+            self._start_worker(k)
         self.superlink, self._address = self._start_superlink()
         # Flower's own choice, a SuperExec that the SuperLink starts, leaves the SuperLink's process group
         self._superexec = self._launch(
@@ -80,9 +88,11 @@ class LocalFederation:
             *("--root-certificates", str(folder / "ca.crt"), "--parent-pid", str(self.superlink.pid)),
         )
         with ThreadPoolExecutor(4) as pool:  # each call spends a second on imports
+            run = pool.submit(self.submit, app) if app is not None else None  # the server waits for its hosts
             list(pool.map(self._register, range(len(self._nodes))))
-        for k in range(len(self._nodes)):
-            self.start_node(k, wait=False)
+            for k in range(len(self._nodes)):
+                self._start_supernode(k)
+        self.run = run.result() if run is not None else None
         for k in range(len(self._nodes)):
             self.wait_for_node(k)
         self.check()
@@ -101,19 +111,11 @@ class LocalFederation:
         return str(run["status"]), "" if details == "N/A" else details
 
     def start_node(self, k: int, wait: bool = True) -> None:
-        """Start a SuperNode, with the key that it had before; one that still runs is killed."""
+        """Start a SuperNode and its worker, with the key that it had before; one that still runs is killed."""
         self.kill_node(k)
-        name, home = f"node{k}", self.folder / "flower" / f"node{k}"
-        shutil.rmtree(home, ignore_errors=True)
-        make_node_key(self.folder / name)
-        config = self.folder / f"{name}.toml"
-        config.write_bytes(tomli_w.dumps(dict(self._nodes[k])).encode())
-        self.supernodes[k] = self._launch(
-            *(name, program("flower-supernode"), "--superlink", self._address),
-            *("--root-certificates", str(self.folder / "ca.crt"), "--host", HOST, "--port", str(_free_port())),
-            *("--auth-supernode-private-key", str(self.folder / f"{name}.key"), "--node-config", str(config)),
-            home=home,
-        )
+        self._ports[k] = _free_port()
+        self._start_worker(k)
+        self._start_supernode(k)
         if wait:
             self.wait_for_node(k)
 
@@ -133,10 +135,11 @@ class LocalFederation:
 
     def kill_node(self, k: int) -> None:
         """Kill a SuperNode and what it started, with no warning, as a power cut would."""
-        node, self.supernodes[k] = self.supernodes[k], None
-        if node is not None:
-            send([node.pid], signal.SIGKILL, self.folder)
-            node.wait()
+        killed = [process for process in (self.supernodes[k], self.workers[k]) if process is not None]
+        self.supernodes[k] = self.workers[k] = None
+        send([process.pid for process in killed], signal.SIGKILL, self.folder)
+        for process in killed:
+            process.wait()
 
     def check(self) -> None:
         """Complain where the federation can't go on."""
@@ -149,7 +152,13 @@ class LocalFederation:
         ):
             if process.poll() is not None:
                 raise self._failure(what, name, process)
-        if self.supernodes and all(node is None or node.poll() is not None for node in self.supernodes):
+        for k, worker in enumerate(self.workers):
+            if worker is None or (code := worker.poll()) is None or self._has_ended(k):
+                continue
+            if code >= 0:
+                raise self._failure(f"the worker of SuperNode {k}", f"worker{k}", worker)
+            self._start_worker(k)  # killed in the middle of a message: that one is lost, the next ones are not
+        if self.supernodes and all(map(self._has_ended, range(len(self.supernodes)))):
             last = len(self.supernodes) - 1
             raise self._failure("every SuperNode", f"node{last}", self.supernodes[last])
 
@@ -180,6 +189,32 @@ class LocalFederation:
         home.mkdir(parents=True, exist_ok=True)
         (home / "config.toml").write_bytes(tomli_w.dumps(settings).encode())
         return superlink, address
+
+    def _start_supernode(self, k: int) -> None:
+        name, home = f"node{k}", self.folder / "flower" / f"node{k}"
+        shutil.rmtree(home, ignore_errors=True)
+        make_node_key(self.folder / name)
+        config = self.folder / f"{name}.toml"
+        config.write_bytes(tomli_w.dumps(dict(self._nodes[k])).encode())
+        self.supernodes[k] = self._launch(
+            *(name, sys.executable, "-P", "-m", "fedfill.deployment.supernode"),
+            *("--superlink", self._address, "--isolation", "process"),
+            *("--root-certificates", str(self.folder / "ca.crt"), "--host", HOST, "--port", str(self._ports[k])),
+            *("--auth-supernode-private-key", str(self.folder / f"{name}.key"), "--node-config", str(config)),
+            home=home,
+        )
+
+    def _start_worker(self, k: int) -> None:
+        """Start the process that runs a SuperNode's apps; it waits for the SuperNode, and ends with this program."""
+        self.workers[k] = self._launch(
+            *(f"worker{k}", sys.executable, "-P", "-m", "fedfill.deployment.worker"),
+            *(f"{HOST}:{self._ports[k]}", str(os.getpid()), str(self.folder / "flower" / f"node{k}")),
+        )
+
+    def _has_ended(self, k: int) -> bool:
+        """Whether a node's SuperNode was killed or ended by itself."""
+        node = self.supernodes[k]
+        return node is None or node.poll() is not None
 
     def _register(self, k: int) -> None:
         """Make a node's key known to the SuperLink."""
@@ -232,13 +267,16 @@ class LocalFederation:
 
 
 @contextmanager
-def local_federation(folder: Path, nodes: Sequence[Mapping[str, Setting]]) -> Iterator[LocalFederation]:
+def local_federation(
+    folder: Path, nodes: Sequence[Mapping[str, Setting]], app: Path | None = None
+) -> Iterator[LocalFederation]:
     """Run a SuperLink and SuperNodes on this host, over TLS, with a key for each node.
 
     Args:
         folder: Holds keys, logs and all else that the federation needs; keys in it are used again, and what an earlier
             federation in it left running is stopped.
         nodes: The node configuration of each SuperNode.
+        app: A Flower app to run, which is submitted while SuperNodes come up.
 
     Yields:
         The federation, with every SuperNode online. All of its processes are gone afterwards.
@@ -263,7 +301,7 @@ def local_federation(folder: Path, nodes: Sequence[Mapping[str, Setting]]) -> It
             make_node_key(folder / f"node{k}")
         federation = LocalFederation(folder, nodes)
         try:
-            federation.start()
+            federation.start(app)
             yield federation
         finally:
             federation.stop()

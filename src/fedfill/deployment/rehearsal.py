@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -39,20 +39,33 @@ def rehearse(prepared: Prepared, path: Path, on_round: OnRound | None = None) ->
     require("flower")
     experiment = prepared.experiment
     _require_names(prepared)
-    directory = RunDirectory(path)
+    directory, folder = RunDirectory(path), RunDirectory((path / FOLDER).resolve())
     directory.open(document_of(experiment), prepared.digest)
     try:
         done = _done(directory)
         summary = directory.summary()
+        if summary is not None:
+            return recorded(prepared.digest, experiment.rounds, directory, summary)
+        with writing(folder.path):
+            folder.path.mkdir(exist_ok=True)
+        folder.lock()
     finally:
         directory.close()  # the server's program opens it
-    if summary is not None:
-        return recorded(prepared.digest, experiment.rounds, directory, summary)
+    try:
+        error = folder.path / "error.txt"
+        nodes = _write_parties(prepared, path, folder.path, error)
+        log.info("starting Flower with %d hosts", len(nodes))
+        with local_federation(folder.path / "flower", nodes, folder.path / "app") as federation:
+            _follow(directory, done, experiment.rounds, on_round, _watch(federation, error))
+    finally:
+        folder.close()
+    return _finished(prepared.digest, experiment.rounds, directory, done)
 
-    folder = (path / FOLDER).resolve()
-    error = folder / "error.txt"
+
+def _write_parties(prepared: Prepared, path: Path, folder: Path, error: Path) -> Sequence[Mapping[str, Setting]]:
+    """Write each host's data, the server's and the app, and tell what each node has to know."""
+    experiment = prepared.experiment
     with writing(folder):
-        folder.mkdir(parents=True, exist_ok=True)
         error.unlink(missing_ok=True)
         nodes: list[dict[str, Setting]] = []
         for i, data in enumerate(prepared.federation.clients):
@@ -86,11 +99,7 @@ def rehearse(prepared: Prepared, path: Path, on_round: OnRound | None = None) ->
         there = str(Path(experiment.start_from).expanduser().resolve())
         experiment = experiment.model_copy(update={"start_from": there})
     write_app(folder / "app", experiment, task, name="rehearsal", server=server)
-    log.info("starting Flower with %d hosts", len(nodes))
-    with local_federation(folder / "flower", nodes) as federation:
-        run = federation.submit(folder / "app")
-        _follow(directory, done, experiment.rounds, on_round, _watch(federation, run, error))
-    return _finished(prepared.digest, experiment.rounds, directory, done)
+    return nodes
 
 
 def resubmit(path: Path, on_round: OnRound | None = None) -> Result:
@@ -167,7 +176,7 @@ def _follow(
             raise told(problem)
 
 
-def _watch(federation: LocalFederation, run: int, error: Path) -> Callable[[], str | None]:
+def _watch(federation: LocalFederation, error: Path) -> Callable[[], str | None]:
     """Why the rehearsal can't go on, or None; Flower's own word costs a second of processor time and is asked for rarely."""
     asked = time.monotonic()
 
@@ -179,7 +188,7 @@ def _watch(federation: LocalFederation, run: int, error: Path) -> Callable[[], s
         if time.monotonic() - asked < _ASK:
             return None
         asked = time.monotonic()
-        return _ended(*federation.status(run))
+        return None if federation.run is None else _ended(*federation.status(federation.run))
 
     return failure
 

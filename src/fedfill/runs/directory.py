@@ -154,9 +154,7 @@ class RunDirectory:
             try:
                 self._lock.acquire()
             except Timeout:
-                raise FedfillError(
-                    f"out: another process is running in {self.path}; wait for it or choose another folder"
-                ) from None
+                raise _busy(self.path) from None
             except OSError as error:
                 if error.errno not in (errno.EROFS, errno.EACCES) or not (self.path / "summary.json").exists():
                     raise
@@ -164,6 +162,18 @@ class RunDirectory:
     def close(self) -> None:
         """Let other processes in again."""
         self._lock.release()
+
+    def require_idle(self) -> None:
+        """Refuse a folder in which another process runs or rehearses; asked at once, since data take a while to prepare."""
+        for lock in (self.path / ".lock", self.path / "deployment" / ".lock"):
+            if not lock.exists():
+                continue
+            try:
+                FileLock(lock, timeout=0).acquire().lock.release()
+            except Timeout:
+                raise _busy(self.path) from None
+            except OSError:  # who can't write here may still read a finished run
+                continue
 
     def read_experiment(self, setting: str = "resume") -> dict[str, Any]:
         """The settings in ``experiment.toml``."""
@@ -291,6 +301,10 @@ class RunDirectory:
         except (ValueError, OSError, RecursionError) as error:
             raise FedfillError(f"out: {path} is damaged; remove it and resume the run") from error
         return document
+
+
+def _busy(path: Path) -> FedfillError:
+    return FedfillError(f"out: another process is running in {path}; wait for it or choose another folder")
 
 
 def read_toml(path: Path, setting: str = "config") -> dict[str, Any]:

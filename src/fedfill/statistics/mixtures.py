@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from sklearn.exceptions import ConvergenceWarning
-from sklearn.mixture import GaussianMixture
 from torch import Tensor
 
 from fedfill.tree import Record
@@ -53,6 +51,9 @@ def fit_mixtures(z: Tensor, labels: Tensor, components: int, covariance: Covaria
     Returns:
         All components; none where there is no record.
     """
+    from sklearn.exceptions import ConvergenceWarning  # here: it takes as long to load as half of torch
+    from sklearn.mixture import GaussianMixture
+
     d = z.shape[1]
     shape = {"full": (0, d, d), "diag": (0, d), "spherical": (0,)}[covariance]
     found: list[list[Tensor]] = [[labels.new_zeros(0)], [z.new_zeros(0)], [z.new_zeros(0, d)], [z.new_zeros(shape)]]

@@ -96,6 +96,8 @@ def run(
     """
     path = None if out is None else path_of("out", out)
     expect("on_round", on_round, Callable | None, A_FUNCTION)
+    if path is not None:
+        RunDirectory(path).require_idle()
     with watched(quiet) as follow:
         followed = follow(str(getattr(algorithm, "name", algorithm)))
         prepared = arrange(algorithm, data=data, partition=partition, model=model, **options)
@@ -190,6 +192,7 @@ def resume(
         with watched(quiet) as follow:
             return resubmit(folder.path, both(on_round, follow(folder.path.name)))
     changes |= {"workers": workers, "device": device, "data_dir": data_dir}
+    folder.require_idle()
     with watched(quiet) as follow:
         followed = follow(folder.path.name)
         prepared = reopen(folder, data=data, partition=partition, model=model, algorithm=algorithm, **changes)
