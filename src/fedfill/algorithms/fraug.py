@@ -93,6 +93,7 @@ class FRAug(EmbeddingOptions, FedBN):
     """
 
     name = "fraug"
+    own_loops = "all its networks"
     parts = ("encoder", "classifier")
     presets: ClassVar = {
         "digits-domains": {"residual_schedule": "constant", "synthetic_gamma": 0.002},

@@ -101,6 +101,7 @@ class LocalEngine:
         )
         self._states: dict[int, Tree] = {}
         possible = stacks or (stack is None and device.type == "cuda" and timeout is None and self.workers == 1)
+        possible = possible and precision == "float32"  # under vmap torch casts a part of the layers alone
         self._together = Together(self._residents[0], stack or MOST) if possible else None
         self._calibrations: defaultdict[str, Calibration] = defaultdict(lambda: Calibration(stacks=bool(stack)))
 

@@ -158,7 +158,6 @@ class _Stack:
         first = requests[0]
         self._training: LocalTraining = first.training
         self._trained = list(trained)
-        self._autocast = resident.autocast
         self.tensors = {name: _stacked([r.weights[name] for r in requests], own=True) for name in first.weights}
         self.device = next(iter(self.tensors.values())).device
         self._received = {name: _stacked([r.weights[name] for r in requests]) for name in first.weights}
@@ -209,7 +208,7 @@ class _Stack:
             named = {f"model.{name}": tensor for name, tensor in tensors.items()}
             return cast("Tensor", functional_call(program, named, (inputs, labels, index, context)))
 
-        with draws_from(program.model, Streams(draws)), self._autocast():
+        with draws_from(program.model, Streams(draws)):
             losses = vmap(loss, in_dims=(0, places, 0, 0, 0), randomness="error")(
                 lent, received, batch.inputs, batch.labels, batch.index
             )
