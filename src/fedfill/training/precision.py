@@ -16,7 +16,7 @@ from fedfill.errors import FedfillError
 Precision = Literal["float32", "bfloat16"]
 
 FAST = 0.9
-"""So much of float32's time a step may take at the most; well above what a processor with bfloat16 of its own takes."""
+"""So much of float32's time a step may take at the most: where little is won, results are better left as they are."""
 PAIRS = 5
 """Of steps that are timed, one in each precision."""
 
