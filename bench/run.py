@@ -18,7 +18,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, get_args
 
 import torch
 from torch import nn
@@ -36,6 +36,7 @@ from fedfill.models.views import weights_of
 from fedfill.protocol.client import State, client_handler
 from fedfill.protocol.messages import Message
 from fedfill.protocol.server import Server
+from fedfill.training.precision import Precision
 from floor import METHODS, WORKS, Client, Floor, data
 
 METHOD_SETTINGS = {
@@ -77,7 +78,7 @@ class Run:
 
     def __init__(
         self, algorithm: Algorithm, net: nn.Module, clients: list[Client], participation: float, *,
-        device: str = "cpu", workers: int | None = 2, stack: int | None = None,
+        device: str = "cpu", workers: int | None = 2, stack: int | None = None, precision: Precision = "float32",
     ) -> None:  # fmt: skip
         samples = [Samples(inputs, labels) for inputs, labels in clients]
         none = samples[0][:0]
@@ -94,8 +95,9 @@ class Run:
         initial = tree.to(weights_of(net), place)
         self.algorithm = algorithm
         self.engine = LocalEngine(
-            algorithm, federation, net, initial, seed=0, device=place, workers=workers, stack=stack
-        )
+            algorithm, federation, net, initial, seed=0, device=place, workers=workers, stack=stack,
+            precision=precision,
+        )  # fmt: skip
         self.server = Server(
             self.engine, clients=len(samples), classes=10, rounds=10**6, participation=participation, seed=0,
             initial=initial, resident=make_resident(net, place), sample=federation.sample.to(place),
@@ -115,11 +117,12 @@ def seconds(function) -> float:
     return time.perf_counter() - start
 
 
-def compare(work: str, pairs: int) -> str:
+def compare(work: str, pairs: int, precision: Precision) -> str:
+    """fedfill beside the bare loop, which computes in float32."""
     clients = data(work)
     floor = Floor(work, clients)
     cohort = WORKS[work].cohort / WORKS[work].clients
-    ours = Run(FedAvg(**SETTINGS[work]), WORKS[work].net(True), clients, cohort)
+    ours = Run(FedAvg(**SETTINGS[work]), WORKS[work].net(True), clients, cohort, precision=precision)
     floor.round(), ours.round()  # warm up
     times = [(seconds(floor.round), seconds(ours.round)) for _ in range(pairs)]
     ratios = sorted(b / a for a, b in times)
@@ -210,6 +213,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--pairs", type=int, default=7, help="pairs of rounds for each work")
     parser.add_argument("--work", action="append", choices=list(WORKS), help="only this work")
+    parser.add_argument("--method", action="append", choices=METHODS[1:], help="with W3: only this one beside fedavg")
+    parser.add_argument("--precision", choices=get_args(Precision), default="float32", help="of fedfill, in W1 and W2")
     parser.add_argument(
         "--stacked", metavar="DEVICE", help="only this: clients as one program on a device, such as cuda"
     )
@@ -219,7 +224,7 @@ def main() -> None:
         print(stacking(options.stacked, options.pairs))
         return
     for work in [name for name in options.work or WORKS if name != "W3"]:
-        print(compare(work, options.pairs), flush=True)
+        print(compare(work, options.pairs, options.precision), flush=True)
     if not options.work or "W3" in options.work:
         print(methods(options.pairs, ["fedavg", *(options.method or METHODS[1:])]), flush=True)
     if not options.work:

@@ -46,6 +46,8 @@ class Shared(TypedDict, total=False):
     """How many clients are trained at the same time, in threads or, with `engine` ray, in processes."""
     stack: int | None
     """With `engine` local: how many clients' local trainings run as one program, which changes results by ..."""
+    precision: Literal["float32", "bfloat16"]
+    """What the network computes in where it is trained."""
     ray_address: str | None
     """With `engine` ray: a running cluster to join, such as auto or HOST:6379."""
     gpus_per_worker: float

@@ -25,6 +25,7 @@ from fedfill.data.federation import Federation
 from fedfill.engines.flower import FlowerEngine
 from fedfill.engines.flower_host import Kept, Site, client_app
 from fedfill.privacy.masking import Parties
+from fedfill.training.precision import Precision
 from fedfill.tree import Tree, Weights
 
 TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
@@ -106,6 +107,7 @@ def hosts(
     run_id: int = 1,
     secret: bool = False,
     parties: Sequence[Parties] = (),
+    precision: Precision = "float32",
 ) -> InProcessGrid:
     """A grid with a node for each client; node 100 + i is client i."""
 
@@ -114,7 +116,7 @@ def hosts(
             client=i, data=federation.clients[i], program=program, template=template, initial=tree.clone(initial),
             classes=federation.classes, seed=seed, digest=digest, device=torch.device("cpu"),
             folder=folder / f"host{i}", timeout=timeout, secret=secret, limit=limit,
-            parties=parties[i] if parties else None,
+            parties=parties[i] if parties else None, precision=precision,
         )  # fmt: skip
         return client_app(program, lambda context: site)
 
@@ -134,7 +136,7 @@ class InProcessEngine(FlowerEngine):
     def __init__(
         self, program: Algorithm, federation: Federation, template: nn.Module, initial: Weights, *, seed: int = 0,
         folder: Path | None = None, timeout: float | None = None, secret: bool = False, parties: Sequence[Parties] | None = None,
-        **options: Any,
+        precision: Precision = "float32", **options: Any,
     ) -> None:  # fmt: skip
         self._threads = torch.get_num_threads()
         self._given = folder
@@ -142,7 +144,7 @@ class InProcessEngine(FlowerEngine):
         self.folder = folder or Path(tempfile.mkdtemp())
         self.grid = hosts(
             program, federation, template, initial, self.folder, seed=seed, timeout=timeout, secret=secret,
-            digest=options.get("digest", "digest"), parties=parties,
+            digest=options.get("digest", "digest"), parties=parties, precision=precision,
         )  # fmt: skip
         super().__init__(
             self.grid, program, clients=len(federation.clients), classes=federation.classes, test=federation.test,

@@ -57,6 +57,8 @@ class Algorithm(BaseModel):
     for all data, under a data set's name for that one."""
     unfair: ClassVar[str] = ""
     """What the algorithm must have otherwise than the others in its training, and what would make a comparison fair."""
+    own_loops: ClassVar[str] = ""
+    """What it trains in loops of its own, beside ``fit``; `precision` leaves that in float32."""
 
     local_epochs: int = Field(default=5, ge=1, le=1_000_000)
     """Passes of a client over its data in a round (E); given alone, in place of an algorithm's `local_steps`."""

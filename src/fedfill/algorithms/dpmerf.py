@@ -50,6 +50,7 @@ class DPMERF(NoisySums, FromSynthetic):
     """
 
     name = "dpmerf"
+    own_loops = "the generator"
 
     embedding: str = "fourier(2000, width=0.5)"
     """What is averaged over images: words of a map of features, of conv, project, fourier, relu, unit and clip."""

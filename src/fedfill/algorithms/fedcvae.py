@@ -58,6 +58,7 @@ class FedCVAE(Algorithm):
     """
 
     name = "fedcvae"
+    own_loops = "the clients' conditional VAEs"
     single_round = True
     paper: ClassVar = {"": {"batch_size": 32}}
     unfair = "it has one round; give the others rounds=1 and its local_epochs"

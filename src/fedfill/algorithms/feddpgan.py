@@ -66,6 +66,7 @@ class FedDPGAN(GANOptions, FedAvg):
     """
 
     name = "feddpgan"
+    own_loops = "the GAN"
     exchanges = True
 
     gan_chunk: int = Field(default=100, ge=1)

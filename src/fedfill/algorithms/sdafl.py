@@ -92,6 +92,7 @@ class SDAFL(GANOptions, FedAvg):
     """
 
     name = "sdafl"
+    own_loops = "the clients' GANs"
     exchanges = True
     draws_beside = True
     presets: ClassVar = {

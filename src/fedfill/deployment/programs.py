@@ -29,6 +29,7 @@ from fedfill.experiment.prepare import Prepared, divide, prepare
 from fedfill.experiment.settings import PYTHON, Experiment
 from fedfill.protocol.engine import Engine
 from fedfill.runs.directory import RunDirectory, noise_key, read_toml, write_atomically, writing
+from fedfill.training.precision import require_fast
 
 log = logging.getLogger("fedfill")
 
@@ -238,6 +239,9 @@ def _site(prepared: Prepared, task: Task, context: flower.Context) -> flower_hos
         data = _divided(experiment, config["num-partitions"], client)
     else:
         raise FedfillError("data: this host names none; start its SuperNode with --node-config 'client=0 data=\"...\"'")
+    device = choose_device(config["device"])
+    if experiment.precision != "float32":
+        require_fast(device)
     folder = Path(config["state-dir"] or f"~/.fedfill/node-{context.node_id}").expanduser()
     try:
         _speak(folder / "fedfill.log")
@@ -252,12 +256,13 @@ def _site(prepared: Prepared, task: Task, context: flower.Context) -> flower_hos
         classes=len(task.class_names),
         seed=experiment.seed,
         digest=prepared.digest,
-        device=choose_device(config["device"]),
+        device=device,
         folder=folder,
         timeout=experiment.reply_timeout,
         secret=secret,
         limit=config["max-message-bytes"],
         parties=read_parties(config["key"], config["peers"], task.clients) if config["peers"] else None,
+        precision=experiment.precision,
     )
 
 

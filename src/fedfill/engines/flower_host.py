@@ -47,6 +47,7 @@ from fedfill.protocol.messages import Lost
 from fedfill.runs.directory import noise_key, write_atomically
 from fedfill.training.evaluation import score_all
 from fedfill.training.fit import Resident
+from fedfill.training.precision import Precision
 from fedfill.tree import Record, Tree, Weights
 
 __all__ = ["ClientApp", "Context", "Site", "client_app"]
@@ -77,6 +78,7 @@ class Site:
         secret: Whether noise comes from a key that only this host has, and not from the seed.
         limit: Bytes of a message at the most.
         parties: Keys of all hosts, for sums whose parts nobody may see; None: this one takes no part in them.
+        precision: Of local trainings.
     """
 
     client: int
@@ -93,6 +95,7 @@ class Site:
     secret: bool
     limit: int
     parties: Parties | None = None
+    precision: Precision = "float32"
 
 
 @dataclass(frozen=True)
@@ -168,7 +171,7 @@ class _Office:
     @functools.cached_property
     def resident(self) -> Resident:
         """The host's model."""
-        return make_resident(self.site.template, self.site.device)
+        return make_resident(self.site.template, self.site.device, self.site.precision)
 
     @functools.cached_property
     def train(self) -> Samples:

@@ -23,6 +23,7 @@ from fedfill.protocol.messages import Answers, Average, Averaging, Message, Outc
 from fedfill.training.aggregation import group_of
 from fedfill.training.evaluation import CHUNK, Evaluation, Scored, gather, gather_personal, score, score_all, splits_of
 from fedfill.training.fit import Interrupted, Resident
+from fedfill.training.precision import Precision
 from fedfill.tree import Tree, Weights
 
 
@@ -61,6 +62,7 @@ class LocalEngine:
         workers: Threads over clients, each with its own model; None: one for each processor, one on a GPU.
         timeout: Seconds that a client has for one call; None: as long as it takes.
         stack: How many clients' local trainings are one program; None: on a GPU as many as pay, found out in the first rounds.
+        precision: Of local trainings.
     """
 
     def __init__(
@@ -75,6 +77,7 @@ class LocalEngine:
         workers: int | None = None,
         timeout: float | None = None,
         stack: int | None = None,
+        precision: Precision = "float32",
     ) -> None:
         self.device = device
         self.evaluation: Release | None = None
@@ -86,7 +89,7 @@ class LocalEngine:
         self._threads_before = torch.get_num_threads()
         torch.set_num_threads(1)
         warm_up()
-        self._residents = [make_resident(template, device) for _ in range(self.workers)]
+        self._residents = [make_resident(template, device, precision) for _ in range(self.workers)]
         self._pool = ThreadPoolExecutor(self.workers, "fedfill", initializer=torch.set_num_threads, initargs=(1,))
         self._program = program
         self._classes = federation.classes
@@ -98,6 +101,7 @@ class LocalEngine:
         )
         self._states: dict[int, Tree] = {}
         possible = stacks or (stack is None and device.type == "cuda" and timeout is None and self.workers == 1)
+        possible = possible and precision == "float32"  # under vmap torch casts a part of the layers alone
         self._together = Together(self._residents[0], stack or MOST) if possible else None
         self._calibrations: defaultdict[str, Calibration] = defaultdict(lambda: Calibration(stacks=bool(stack)))
 

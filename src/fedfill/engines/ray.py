@@ -58,6 +58,7 @@ from fedfill.training.evaluation import (
     gather_personal,
     splits_of,
 )
+from fedfill.training.precision import Precision
 from fedfill.tree import Tree, Weights
 
 
@@ -135,6 +136,7 @@ class RayEngine(WorkerPool):
         timeout: Seconds that a client has for one call; None: as long as it takes.
         address: Of a running cluster, ``auto`` or ``HOST:PORT``; None: a Ray of its own on this machine.
         gpus_per_worker: The share of a GPU that each worker gets.
+        precision: Of local trainings.
 
     Attributes:
         workers: How many there are.
@@ -157,6 +159,7 @@ class RayEngine(WorkerPool):
         timeout: float | None = None,
         address: str | None = None,
         gpus_per_worker: float = 0.0,
+        precision: Precision = "float32",
     ) -> None:
         if device.type == "cuda" and not gpus_per_worker:
             raise FedfillError(
@@ -198,6 +201,8 @@ class RayEngine(WorkerPool):
                 seed=seed,
                 device="cuda" if gpus_per_worker else "cpu",
                 timeout=timeout,
+                precision=precision,
+                joined=address is not None,
             )
             self._setup = put(setup)
             self._workers = [self._start() for _ in range(self.workers)]

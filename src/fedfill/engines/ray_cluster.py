@@ -110,6 +110,8 @@ def foreign(error: RayTaskError, ready: bool) -> Exception:
     """What a worker raised on its own: before it is ready most likely because it lacks a module."""
     if ready:
         return RemoteError(first_line(error.cause))
+    if isinstance(error.cause, FedfillError):
+        return FedfillError(str(error.cause))
     return FedfillError(
         f"engine: Ray's workers can't load the algorithm or the model ({first_line(error.cause)}); "
         "allowed: classes of the script itself, or of modules that every machine has"

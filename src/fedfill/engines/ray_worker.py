@@ -22,6 +22,7 @@ from fedfill.errors import ContractError, FedfillError
 from fedfill.own_parts import Source, execute
 from fedfill.protocol.messages import Average, Averaging, Lost, Outcome, RemoteError, reason
 from fedfill.training.evaluation import CHUNK, Scored, score, score_all
+from fedfill.training.precision import Precision, require_fast
 from fedfill.tree import Record, Tree
 
 Bytes = npt.NDArray[np.uint8]
@@ -57,7 +58,10 @@ def in_place(inputs: Array, labels: Array) -> Samples:
 
 @dataclass(frozen=True)
 class Setup:
-    """What a worker knows from the start; program and model cross in Ray's own form, with the classes of a script."""
+    """What a worker knows from the start; program and model cross in Ray's own form, with the classes of a script.
+
+    With `joined` it may run on another machine than the driver, and looks itself whether its processor suits the precision.
+    """
 
     program: Any
     template: nn.Module
@@ -68,6 +72,8 @@ class Setup:
     seed: int
     device: str
     timeout: float | None
+    precision: Precision
+    joined: bool
 
 
 @dataclass(frozen=True)
@@ -210,7 +216,9 @@ class Actor:
             Record._kinds[name] = kind
         self._device = torch.device(setup.device)
         self._clients = setup.clients
-        self._resident = make_resident(setup.template, self._device)
+        if setup.joined and setup.precision != "float32":
+            require_fast(self._device)
+        self._resident = make_resident(setup.template, self._device, setup.precision)
         self._program = setup.program
         initial = unpack(setup.initial, self._device)
         self._runner = ClientRunner(

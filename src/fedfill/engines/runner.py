@@ -22,6 +22,7 @@ from fedfill.protocol.client import Client, State
 from fedfill.protocol.messages import Lost, Message, Outcome, releases_of
 from fedfill.streams import torch_stream
 from fedfill.training.fit import Fit, Fitted, Interrupted, LocalTraining, Resident, make_optimizer, mini_batches
+from fedfill.training.precision import Precision
 from fedfill.tree import Tree, Weights
 
 LONE = "batch norm can't be trained on one sample, but buffers=frozen or a network without it can"
@@ -43,11 +44,11 @@ def prefers_channels_last(model: nn.Module) -> bool:
     return any(isinstance(m, nn.Conv2d) for m in layers) and not any(isinstance(m, nn.PReLU) for m in layers)
 
 
-def make_resident(template: nn.Module, device: torch.device) -> Resident:
+def make_resident(template: nn.Module, device: torch.device, precision: Precision = "float32") -> Resident:
     """A worker's model, in a process that is made ready for it."""
     if device.type == "cpu":
         keep_freed_memory()
-    return Resident(template, device, prefers_channels_last(template))
+    return Resident(template, device, prefers_channels_last(template), precision)
 
 
 def warm_up() -> None:

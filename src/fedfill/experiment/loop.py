@@ -66,11 +66,11 @@ def make_engine(prepared: Prepared, device: torch.device) -> Engine:
 
         return RayEngine(
             *parts, seed=experiment.seed, device=device, workers=experiment.workers, timeout=experiment.reply_timeout,
-            address=experiment.ray_address, gpus_per_worker=experiment.gpus_per_worker,
+            address=experiment.ray_address, gpus_per_worker=experiment.gpus_per_worker, precision=experiment.precision,
         )  # fmt: skip
     return LocalEngine(
         *parts, seed=experiment.seed, device=device, workers=experiment.workers, timeout=experiment.reply_timeout,
-        stack=experiment.stack,
+        stack=experiment.stack, precision=experiment.precision,
     )  # fmt: skip
 
 
@@ -290,7 +290,7 @@ def make_server(
         participation=experiment.participation,
         seed=experiment.seed,
         initial=tree.to(prepared.initial, device),
-        resident=make_resident(prepared.model, device),
+        resident=make_resident(prepared.model, device, experiment.precision),
         sample=federation.sample.to(device),
         min_replies=experiment.min_replies,
         secret=secret,

@@ -107,7 +107,7 @@ def prepare(
             raise FedfillError(
                 f"{name}: found {getattr(experiment, name)} with engine={experiment.engine}; allowed with {' and '.join(others)}"
             )
-    for name, alone in (("workers", 1), ("reply_timeout", None)):
+    for name, alone in (("workers", 1), ("reply_timeout", None), ("precision", "float32")):
         if (experiment.stack or 1) > 1 and getattr(experiment, name) not in (None, alone):
             raise FedfillError(
                 f"stack: found {experiment.stack} with {name}={getattr(experiment, name)}; leave one of them out"
@@ -205,8 +205,13 @@ def prepare(
         for name, info in Algorithm.model_fields.items()
         if kind.network and getattr(settings, name) != info.default
     ]
+    lowered = experiment.precision != "float32"
+    idle += ["precision"] if kind.network and lowered else []
     if idle:
         note = f"{', '.join(idle)}: {kind.name} trains no network, and does not read {'this' if len(idle) == 1 else 'these'}."
+        federation = replace(federation, notes=(*federation.notes, note))
+    if kind.own_loops and lowered:
+        note = f"precision: {kind.name} trains {kind.own_loops} in float32 all the same."
         federation = replace(federation, notes=(*federation.notes, note))
     settings = settings.resolved(rounds=rounds, model=network, inputs=sample)
     spare = (1 if kind.pooled else cohort) - experiment.min_replies

@@ -97,6 +97,10 @@ class Experiment(BaseModel):
     stack: Simulation[Incidental[int | None]] = Field(default=None, ge=1, le=1024)
     """With `engine` local: how many clients' local trainings run as one program, which changes results by rounding alone.
     None: on a GPU as many as are faster than one after another, elsewhere 1."""
+    # left out where it is the default, so that digests of runs without it stay as they were
+    precision: Literal["float32", "bfloat16"] = Field(default="float32", exclude_if=lambda value: value == "float32")
+    """What the network computes in where it is trained. With bfloat16 weights, optimizer, messages and evaluation stay in
+    float32; it is refused where it is not faster."""
     ray_address: Simulation[Incidental[str | None]] = None
     """With `engine` ray: a running cluster to join, such as auto or HOST:6379. None: a Ray of its own on this machine."""
     gpus_per_worker: Simulation[Incidental[float]] = Field(default=0.0, ge=0)

@@ -6,9 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Unpack, overload
 
+import torch
+
 from fedfill import __version__
 from fedfill.algorithms import Algorithm, as_algorithm
 from fedfill.data.partitions import Partition
+from fedfill.engines.local import choose_device
 from fedfill.errors import A_FUNCTION, A_RUN, FedfillError, Kept, checked, expect, path_of
 from fedfill.experiment.loop import OnRound, execute
 from fedfill.experiment.more_rounds import lengthen
@@ -20,6 +23,7 @@ from fedfill.options import Changes, Options
 from fedfill.own_parts import absolute
 from fedfill.runs.directory import RunDirectory
 from fedfill.runs.progress import both, watched
+from fedfill.training.precision import require_fast
 
 OnRun = Callable[[str, int], OnRound | None]
 
@@ -106,6 +110,10 @@ def run(
 
 def launch(prepared: Prepared, path: Path, on_round: OnRound | None = None) -> Result:
     """Run an experiment on the engine that it names."""
+    experiment = prepared.experiment
+    # workers of a cluster see for themselves, and what is finished can be read anywhere
+    if experiment.precision != "float32" and not experiment.ray_address and not (path / "summary.json").exists():
+        require_fast(torch.device("cuda") if experiment.gpus_per_worker else choose_device(experiment.device))
     if prepared.experiment.engine == "flower":
         from fedfill.deployment.rehearsal import rehearse  # here and below: other runs have no use for it
 

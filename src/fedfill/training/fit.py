@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -15,7 +16,8 @@ from fedfill.data.samples import Batch, Samples, normalise
 from fedfill.models.layers import draws_from
 from fedfill.streams import torch_stream
 from fedfill.training.augmentation import Augmentation, augmented
-from fedfill.tree import Tree, Weights
+from fedfill.training.precision import Precision, autocast
+from fedfill.tree import Weights
 
 OptimizerName = Literal["adam", "adamw", "sgd"]
 Buffers = Literal["average", "frozen"]
@@ -167,15 +169,20 @@ class Resident:
         template: Copied once.
         device: Where it lives.
         channels_last: Whether images and convolutions use the channels-last layout.
+        precision: What `fit` computes in.
 
     Attributes:
         model: The model.
         tensors: Its parameters and buffers by name.
+        autocast: Makes what forward pass and loss of a training step run in.
         stop: Set from another thread to end a running `fit` at its next mini-batch.
         deadline: When, by `time.monotonic`, a running `fit` ends at its next mini-batch.
     """
 
-    def __init__(self, template: nn.Module, device: torch.device, channels_last: bool) -> None:
+    def __init__(
+        self, template: nn.Module, device: torch.device, channels_last: bool, precision: Precision = "float32"
+    ) -> None:
+        self.autocast = functools.partial(autocast, device, precision)
         self.layout = torch.channels_last if channels_last else torch.contiguous_format
         self.model = copy.deepcopy(template).to(device)
         if channels_last:
@@ -349,7 +356,8 @@ def fit(resident: Resident, request: Fit, order: torch.Generator, draws: torch.G
     with draws_from(model, draws):
         for batch in mini_batches(resident, request.data, training, order, request.samples_per_epoch):
             optimizer.zero_grad(set_to_none=True)
-            loss = request.loss(model, batch, Context(request.weights, draws, steps))
+            with resident.autocast():
+                loss = request.loss(model, batch, Context(request.weights, draws, steps))
             loss.backward()  # type: ignore[no-untyped-call]
             if add_penalty is not None:
                 add_penalty()
@@ -387,17 +395,3 @@ def make_optimizer(
         return torch.optim.SGD(parameters, rate, momentum=training.momentum, weight_decay=decay, fused=fused or None)
     kind = torch.optim.Adam if training.optimizer == "adam" else torch.optim.AdamW
     return kind(parameters, rate, weight_decay=decay, fused=fused or None)
-
-
-def optimizer_state(optimizer: torch.optim.Optimizer) -> Tree:
-    """What an optimizer remembers, such as momenta, as a tree of copies."""
-    return {
-        index: {name: x.detach().clone() for name, x in values.items() if x is not None}
-        for index, values in optimizer.state_dict()["state"].items()
-    }
-
-
-def resume_optimizer(optimizer: torch.optim.Optimizer, state: Tree) -> None:
-    """Let an optimizer go on with what `optimizer_state` gave of another one for the same parameters."""
-    copies = {index: {name: x.clone() for name, x in values.items()} for index, values in state.items()}
-    optimizer.load_state_dict({"state": copies, "param_groups": optimizer.state_dict()["param_groups"]})
