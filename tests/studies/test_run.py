@@ -26,7 +26,7 @@ import torch
 import fedfill.studies.run
 from fedfill.algorithms import known_algorithms
 from fedfill.data import sources
-from fedfill.engines import runner
+from fedfill.engines import together
 from fedfill.protocol import server
 from fedfill.runs import directory
 
@@ -67,7 +67,7 @@ for name, options in names.items():
         if child == 0:
             before(server.Server, "begin", begin)
             if moment == "training":
-                before(runner, "fit", second_fit)
+                before(together, "fit", second_fit)
             elif moment == "recorded":
                 before(directory.RunDirectory, "write_checkpoint", lambda self, state: now == last)
             elif moment == "writing":
