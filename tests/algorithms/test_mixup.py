@@ -64,8 +64,8 @@ def test_confident_samples_are_those_of_the_received_model(monkeypatch: pytest.M
         for i, client in enumerate(small_federation().clients)
     ]
     probabilities, classes = zip(*(predicted(net, samples.inputs) for samples in unlabelled), strict=True)
-    halves = torch.cat(probabilities).sort().values[4 * 28 // 2 - 1 :][:2]
-    tau = float(halves.mean())  # between two probabilities: none of them is at it but for rounding
+    middle = torch.cat(probabilities).sort().values[4 * 28 // 2 - 1 :][:2]
+    tau = float(middle.mean())  # between two probabilities, so that rounding puts none on the other side
     seen: list[Samples] = []
     own = Mixup.mixed
 

@@ -355,14 +355,8 @@ def _held(folder: Path, request: Mapping[str, Any]) -> dict[str, Any] | None:
 def _named(data: Any, partition: Any) -> dict[str, Any]:
     given = {"data": data, "partition": partition}
     named = {name: value if isinstance(value, str) else "python" for name, value in given.items()}
-    return {
-        **named,
-        **(
-            {"clients": None}
-            if isinstance(data, list) or not (isinstance(partition, str) or is_function(partition))
-            else {}
-        ),
-    }
+    drawn = isinstance(partition, str) or is_function(partition)
+    return named if drawn and not isinstance(data, list) else {**named, "clients": None}
 
 
 def _shown(data: Any, partition: Any, model: Any) -> dict[str, Any]:
