@@ -16,10 +16,10 @@ from fedfill.data.samples import Batch, Samples, normalise
 from fedfill.models.layers import draws_from
 from fedfill.streams import torch_stream
 from fedfill.training.augmentation import Augmentation, augmented
+from fedfill.training.optimizers import Optimizer, OptimizerName, Rule
 from fedfill.training.precision import Precision, autocast
 from fedfill.tree import Weights
 
-OptimizerName = Literal["adam", "adamw", "sgd"]
 Buffers = Literal["average", "frozen"]
 
 
@@ -49,6 +49,11 @@ class LocalTraining:
     weight_decay: float = 0.0
     buffers: Buffers = "average"
     augmentation: Augmentation | None = None
+
+    @property
+    def rule(self) -> Rule:
+        """How the optimizer moves parameters."""
+        return Rule(self.optimizer, self.learning_rate, self.momentum, self.weight_decay)
 
 
 @dataclass(frozen=True)
@@ -347,7 +352,7 @@ def fit(resident: Resident, request: Fit, order: torch.Generator, draws: torch.G
     parameters = [p for name, p in model.named_parameters() if name in request.weights and p.requires_grad]
     if not parameters:
         raise ValueError("fit needs at least one trainable parameter among the weights")
-    optimizer = make_optimizer(parameters, training)
+    optimizer = Optimizer(parameters, training.rule)
     if request.samples_per_epoch is not None and request.samples_per_epoch < 1:
         raise ValueError(f"samples_per_epoch is {request.samples_per_epoch}; at least 1 is needed")
     total = torch.zeros((), device=request.data.labels.device)
@@ -355,7 +360,7 @@ def fit(resident: Resident, request: Fit, order: torch.Generator, draws: torch.G
     steps = samples = 0
     with draws_from(model, draws):
         for batch in mini_batches(resident, request.data, training, order, request.samples_per_epoch):
-            optimizer.zero_grad(set_to_none=True)
+            optimizer.zero_grad()
             with resident.autocast():
                 loss = request.loss(model, batch, Context(request.weights, draws, steps))
             loss.backward()  # type: ignore[no-untyped-call]
@@ -375,23 +380,3 @@ def training_mode(model: nn.Module, buffers: Buffers) -> None:
         for layer in model.modules():
             if getattr(layer, "running_mean", None) is not None:
                 layer.eval()
-
-
-def make_optimizer(
-    parameters: list[nn.Parameter], training: LocalTraining, *, fused: bool = True
-) -> torch.optim.Optimizer:
-    """A fresh optimizer.
-
-    Args:
-        parameters: What it moves.
-        training: Which optimizer, its step size, momentum and decay.
-        fused: Torch's fused form: one pass over the parameters, twice as fast on small networks.
-
-    Returns:
-        Of torch.
-    """
-    rate, decay = training.learning_rate, training.weight_decay
-    if training.optimizer == "sgd":
-        return torch.optim.SGD(parameters, rate, momentum=training.momentum, weight_decay=decay, fused=fused or None)
-    kind = torch.optim.Adam if training.optimizer == "adam" else torch.optim.AdamW
-    return kind(parameters, rate, weight_decay=decay, fused=fused or None)

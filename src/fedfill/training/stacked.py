@@ -17,9 +17,6 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
-from torch.optim.adam import adam
-from torch.optim.adamw import adamw
-from torch.optim.sgd import sgd
 
 from fedfill.data.samples import Batch, normalise
 from fedfill.models.layers import Streams, draws_from
@@ -156,7 +153,8 @@ class _Stack:
 
     def __init__(self, requests: Sequence[Fit], trained: Sequence[str], resident: Resident) -> None:
         first = requests[0]
-        self._training: LocalTraining = first.training
+        # torch chooses its form: the fused one of Adam has one count of steps for all clients
+        self._rule = replace(first.training.rule, fused=False)
         self._trained = list(trained)
         self.tensors = {name: _stacked([r.weights[name] for r in requests], own=True) for name in first.weights}
         self.device = next(iter(self.tensors.values())).device
@@ -223,7 +221,8 @@ class _Stack:
             memory = {name: {part: picked(x) for part, x in parts.items()} for name, parts in self._memory.items()}
             used = [name for name, g in zip(leaves, found, strict=True) if g is not None or name in self._slope]
             used += [name for name in self._centre if name not in used]
-            self._optimise([current[n] for n in used], [by_name[n] for n in used], [memory[n] for n in used], done)
+            momenta = [{**memory[n], **self._counted(done)} for n in used]
+            self._rule.step([current[n] for n in used], [by_name[n] for n in used], momenta)
             if not everyone:
                 for name, tensor in self.tensors.items():
                     tensor[index] = current[name]
@@ -231,24 +230,6 @@ class _Stack:
                     for part, tensor in parts.items():
                         tensor[index] = memory[name][part]
         return losses.detach()
-
-    def _optimise(self, tensors: list[Tensor], gradients: list[Tensor], memory: list[Weights], done: int) -> None:
-        """One step of torch's optimizer, which goes element by element and so is each client's own."""
-        training = self._training
-        rate, decay = training.learning_rate, training.weight_decay
-        if training.optimizer == "sgd":
-            buffers: list[Tensor | None] = [parts.get("momentum") for parts in memory]
-            sgd(
-                tensors, gradients, buffers, foreach=True, weight_decay=decay, momentum=training.momentum, lr=rate,
-                dampening=0.0, nesterov=False, maximize=False,
-            )  # fmt: skip
-            return
-        first, second = ([parts[part] for parts in memory] for part in ("first", "second"))
-        counts = [torch.tensor(float(done)) for _ in tensors]
-        (adam if training.optimizer == "adam" else adamw)(
-            tensors, gradients, first, second, [], counts, foreach=True, amsgrad=False, beta1=0.9, beta2=0.999, lr=rate,
-            weight_decay=decay, eps=1e-8, maximize=False,
-        )  # fmt: skip
 
 
 class _NoDraws:
