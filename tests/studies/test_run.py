@@ -32,7 +32,6 @@ from fedfill.runs import directory
 
 known_algorithms()
 torch.set_num_threads(1)
-torch.optim.Adam([torch.nn.Parameter(torch.zeros(1))])
 sources.load("digits")
 now, fits = 0, 0
 

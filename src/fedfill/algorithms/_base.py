@@ -19,7 +19,8 @@ from fedfill.data.samples import Batch, Samples
 from fedfill.errors import FedfillError, did_you_mean
 from fedfill.protocol.server import Server
 from fedfill.training.augmentation import Augmentation, require
-from fedfill.training.fit import Buffers, Context, LocalTraining, OptimizerName
+from fedfill.training.fit import Buffers, Context, LocalTraining
+from fedfill.training.optimizers import OptimizerName
 from fedfill.training.losses import cross_entropy
 from fedfill.tree import Tree, Weights
 

@@ -35,7 +35,8 @@ from fedfill.synthesis.embeddings import (
     follow_prototypes,
     initial,
 )  # fmt: skip
-from fedfill.training.fit import make_optimizer, training_mode
+from fedfill.training.fit import training_mode
+from fedfill.training.optimizers import Optimizer
 from fedfill.tree import Record, Tree, Weights
 
 
@@ -243,15 +244,15 @@ class _LocalUpdate(Embeddings):
             for rate in (settings.generator_rate, settings.rtnet_rate)
         ]
         self.optimizers = [
-            make_optimizer(list(module.parameters()), its, fused=False)
-            for module, its in zip((model, self.generator, self.rtnet), (training, *others), strict=True)
+            Optimizer(list(module.parameters()), replace(its.rule, fused=False), momenta)
+            for module, its, momenta in zip(
+                (model, self.generator, self.rtnet), (training, *others), kept.momenta or [None] * 3, strict=True
+            )
         ]
-        for optimizer, state in zip(self.optimizers, kept.momenta or [], strict=False):
-            _resume_optimizer(optimizer, state)
 
     def private(self, generator: Weights) -> Private:
         """What the client keeps."""
-        momenta = [_optimizer_state(optimizer) for optimizer in self.optimizers]
+        momenta = [optimizer.momenta for optimizer in self.optimizers]
         return Private(weights_of(self.rtnet), generator, self.prototypes, self.seen, momenta, self.rotations)
 
     def classification(self, inputs: Tensor, labels: Tensor) -> None:
@@ -318,17 +319,3 @@ class _LocalUpdate(Embeddings):
 def _size(model: nn.Module) -> int:
     """Size d of an embedding: what the linear head takes."""
     return int(model.classifier.in_features)  # type: ignore[union-attr, arg-type]
-
-
-def _optimizer_state(optimizer: torch.optim.Optimizer) -> Tree:
-    """What an optimizer remembers, such as momenta, as a tree of copies."""
-    return {
-        index: {name: x.detach().clone() for name, x in values.items() if x is not None}
-        for index, values in optimizer.state_dict()["state"].items()
-    }
-
-
-def _resume_optimizer(optimizer: torch.optim.Optimizer, state: Tree) -> None:
-    """Let an optimizer go on with what `_optimizer_state` gave of another one for the same parameters."""
-    copies = {index: {name: x.clone() for name, x in values.items()} for index, values in state.items()}
-    optimizer.load_state_dict({"state": copies, "param_groups": optimizer.state_dict()["param_groups"]})

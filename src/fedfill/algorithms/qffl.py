@@ -13,7 +13,7 @@ from fedfill.errors import FedfillError
 from fedfill.models.views import trainable
 from fedfill.protocol.server import Server
 from fedfill.training.evaluation import mean_loss
-from fedfill.training.fit import OptimizerName
+from fedfill.training.optimizers import OptimizerName
 from fedfill.tree import Weights
 
 

@@ -11,7 +11,8 @@ from fedfill.algorithms.fedavg import FedAvg
 from fedfill.errors import FedfillError
 from fedfill.models.views import trainable
 from fedfill.protocol.server import Server
-from fedfill.training.fit import OptimizerName, Penalty
+from fedfill.training.fit import Penalty
+from fedfill.training.optimizers import OptimizerName
 from fedfill.tree import Tree, Weights, zeros_like
 
 

@@ -15,7 +15,7 @@ from torch import nn
 
 from fedfill import tree
 from fedfill.data.federation import Federation
-from fedfill.engines.runner import ClientRunner, make_resident, warm_up
+from fedfill.engines.runner import ClientRunner, make_resident
 from fedfill.engines.together import MOST, Calibration, Together, Train, alone
 from fedfill.errors import FedfillError
 from fedfill.privacy.releases import Release
@@ -88,7 +88,6 @@ class LocalEngine:
         # one torch thread for each worker: faster than threads inside operations, and the same bits for any number
         self._threads_before = torch.get_num_threads()
         torch.set_num_threads(1)
-        warm_up()
         self._residents = [make_resident(template, device, precision) for _ in range(self.workers)]
         self._pool = ThreadPoolExecutor(self.workers, "fedfill", initializer=torch.set_num_threads, initargs=(1,))
         self._program = program

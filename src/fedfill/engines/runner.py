@@ -21,7 +21,7 @@ from fedfill.privacy.sums import SUM_ALONE
 from fedfill.protocol.client import Client, State
 from fedfill.protocol.messages import Lost, Message, Outcome, releases_of
 from fedfill.streams import torch_stream
-from fedfill.training.fit import Fit, Fitted, Interrupted, LocalTraining, Resident, make_optimizer, mini_batches
+from fedfill.training.fit import Fit, Fitted, Interrupted, LocalTraining, Resident, mini_batches
 from fedfill.training.precision import Precision
 from fedfill.tree import Tree, Weights
 
@@ -49,11 +49,6 @@ def make_resident(template: nn.Module, device: torch.device, precision: Precisio
     if device.type == "cpu":
         keep_freed_memory()
     return Resident(template, device, prefers_channels_last(template), precision)
-
-
-def warm_up() -> None:
-    """Import what the first optimizer of a process imports, a good second's worth of torch: start-up, and not a round."""
-    make_optimizer([nn.Parameter(torch.zeros(1))], LocalTraining())
 
 
 class ClientRunner:

@@ -6,7 +6,7 @@ trains would wait for.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -80,13 +80,18 @@ class Optimizer:
     Args:
         parameters: Those without a gradient stay as they are.
         rule: How they move.
+        momenta: What another optimizer of these parameters remembers; copied.
 
     Attributes:
-        momenta: By the position of the parameter: empty before its first step.
+        momenta: By the position of the parameter: nothing before its first step.
     """
 
-    def __init__(self, parameters: Sequence[Tensor], rule: Rule) -> None:
-        self.momenta: dict[int, Momenta] = {}
+    def __init__(
+        self, parameters: Sequence[Tensor], rule: Rule, momenta: Mapping[int, Mapping[str, Tensor]] | None = None
+    ) -> None:
+        self.momenta: dict[int, Momenta] = {
+            k: {name: x.detach().clone() for name, x in of.items()} for k, of in (momenta or {}).items()
+        }
         self._parameters, self._rule = list(parameters), rule
 
     def zero_grad(self) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 import torch
@@ -22,7 +23,8 @@ from fedfill.data.samples import Batch, normalise
 from fedfill.models.layers import Streams, draws_from
 from fedfill.streams import torch_stream
 from fedfill.training.augmentation import augmented
-from fedfill.training.fit import Context, Fit, Fitted, LocalTraining, Loss, Resident, positions, training_mode
+from fedfill.training.fit import Context, Fit, Fitted, Loss, Resident, positions, training_mode
+from fedfill.training.optimizers import Momenta
 from fedfill.tree import Weights
 
 
@@ -159,23 +161,21 @@ class _Stack:
         self.tensors = {name: _stacked([r.weights[name] for r in requests], own=True) for name in first.weights}
         self.device = next(iter(self.tensors.values())).device
         self._received = {name: _stacked([r.weights[name] for r in requests]) for name in first.weights}
-        self._memory: dict[str, Weights] = {
-            name: {part: torch.zeros_like(self.tensors[name]) for part in self._parts()} for name in trained
-        }
+        self._momenta = {name: self._start(self.tensors[name]) for name in trained}
         self._mu, self._centre, self._slope = 0.0, {}, {}
         if first.penalty is not None:
             penalties = [cast("Any", r.penalty) for r in requests]
             self._mu = first.penalty.mu
-            centred = [name for name in first.penalty.centre if name in self._memory and self._mu]
+            centred = [name for name in first.penalty.centre if name in self._momenta and self._mu]
             self._centre = {name: _stacked([p.centre[name] for p in penalties]) for name in centred}
-            sloped = [name for name in first.penalty.slope if name in self._memory]
+            sloped = [name for name in first.penalty.slope if name in self._momenta]
             self._slope = {name: _stacked([p.slope[name] for p in penalties]) for name in sloped}
 
-    def _parts(self) -> tuple[str, ...]:
-        """What the optimizer keeps of each parameter."""
-        if self._training.optimizer == "sgd":
-            return ("momentum",) if self._training.momentum else ()
-        return "first", "second"
+    def _start(self, tensor: Tensor) -> Momenta:
+        """What the optimizer keeps of all clients' values of a parameter, but for the number of steps."""
+        if self._rule.kind == "sgd":
+            return {"momentum_buffer": torch.zeros_like(tensor)} if self._rule.momentum else {}
+        return {part: x for part, x in self._rule.start(tensor).items() if part != "step"}
 
     def apart(self) -> list[Weights]:
         """Each client's tensors."""
@@ -218,17 +218,17 @@ class _Stack:
                 by_name[name].add_(current[name] - picked(centre), alpha=self._mu)
             for name, slope in self._slope.items():
                 by_name[name].add_(picked(slope))
-            memory = {name: {part: picked(x) for part, x in parts.items()} for name, parts in self._memory.items()}
+            momenta = {name: {part: picked(x) for part, x in parts.items()} for name, parts in self._momenta.items()}
             used = [name for name, g in zip(leaves, found, strict=True) if g is not None or name in self._slope]
             used += [name for name in self._centre if name not in used]
-            momenta = [{**memory[n], **self._counted(done)} for n in used]
-            self._rule.step([current[n] for n in used], [by_name[n] for n in used], momenta)
+            counted = [{**momenta[n], "step": torch.tensor(float(done))} for n in used]
+            self._rule.step([current[n] for n in used], [by_name[n] for n in used], counted)
             if not everyone:
                 for name, tensor in self.tensors.items():
                     tensor[index] = current[name]
-                for name, parts in self._memory.items():
+                for name, parts in momenta.items():
                     for part, tensor in parts.items():
-                        tensor[index] = memory[name][part]
+                        self._momenta[name][part][index] = tensor
         return losses.detach()
 
 
