@@ -1,6 +1,6 @@
 """One file per algorithm. What they share is in `_base`; for those that compose, in `_composition` and `_messages`."""
 
-from fedfill.algorithms._base import Algorithm, as_algorithm, find, known_algorithms, labels_of, parse_variant
+from fedfill.algorithms._base import Algorithm, as_algorithm, find, known_algorithms, labels_of, lookup, parse_variant
 from fedfill.algorithms._composition import Composable
 from fedfill.algorithms._messages import Broadcast, Contribution, Request, Start, Update
 
@@ -16,5 +16,6 @@ __all__ = [
     "find",
     "known_algorithms",
     "labels_of",
+    "lookup",
     "parse_variant",
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-import importlib
+import importlib.util
 import pkgutil
 import re
 from collections.abc import Mapping, Sequence
@@ -20,8 +20,8 @@ from fedfill.errors import FedfillError, did_you_mean
 from fedfill.protocol.server import Server
 from fedfill.training.augmentation import Augmentation, require
 from fedfill.training.fit import Buffers, Context, LocalTraining
-from fedfill.training.optimizers import OptimizerName
 from fedfill.training.losses import cross_entropy
+from fedfill.training.optimizers import OptimizerName
 from fedfill.tree import Tree, Weights
 
 _registry: dict[str, type[Algorithm]] = {}
@@ -90,14 +90,17 @@ class Algorithm(BaseModel):
         """Register the algorithm by its name."""
         super().__pydantic_init_subclass__(**options)
         if "name" in cls.__dict__:
+            if _is_own(cls):
+                _import_file_of(cls.name)
             other = _registry.get(cls.name)
             # a class of one's own may be made again, in another file or in the same
             if other is not None and not (
                 other.__qualname__ == cls.__qualname__
                 and (other.__module__ == cls.__module__ or (_is_own(other) and _is_own(cls)))
             ):
+                late, first = (other, cls) if _is_own(other) and not _is_own(cls) else (cls, other)
                 raise FedfillError(
-                    f"algorithm: the name '{cls.name}' of {cls.__qualname__} is taken by {other.__qualname__}"
+                    f"algorithm: the name '{cls.name}' of {late.__qualname__} is taken by {first.__qualname__}"
                 )
             _registry[cls.name] = cls
 
@@ -262,6 +265,27 @@ def _import_built_in() -> None:
         importlib.import_module(f"{package.__name__}.{module.name}")
 
 
+def _import_file_of(name: str) -> None:
+    """Import the one of fedfill's files that bears an algorithm's name, where there is one: all of them take a second."""
+    module = f"fedfill.algorithms.{name}"
+    if name.isidentifier() and not name.startswith("_") and importlib.util.find_spec(module) is not None:
+        importlib.import_module(module)
+
+
+def lookup(name: str) -> type[Algorithm] | None:
+    """The algorithm of this name, None where it is not known; nothing of the user's is executed.
+
+    Args:
+        name: Anything.
+
+    Returns:
+        Its class.
+    """
+    if name not in _registry:
+        _import_file_of(name)
+    return _registry.get(name) or known_algorithms().get(name)
+
+
 def known_algorithms() -> dict[str, type[Algorithm]]:
     """All algorithms by name: fedfill's, those of installed packages that can be loaded, and whatever subclasses the user defined."""
     _import_built_in()
@@ -317,15 +341,13 @@ def find(name: str) -> type[Algorithm]:
         FedfillError: Where there is none, or the file or the package that has it can't be loaded.
     """
     if own_parts.is_reference(name):
-        _import_built_in()  # so that a name that is taken is found taken in the user's file
         return as_algorithm(own_parts.load(name, "algorithm"), name)
-    known = known_algorithms()
-    if name in known:
-        return known[name]
+    if (kind := lookup(name)) is not None:
+        return kind
     offered = own_parts.entry_points("algorithms")
     if name in offered:
         return _of_package(offered[name])
-    raise FedfillError(f"algorithm: unknown name '{name}'; {did_you_mean(name, {*known, *offered})}")
+    raise FedfillError(f"algorithm: unknown name '{name}'; {did_you_mean(name, {*known_algorithms(), *offered})}")
 
 
 def parse_variant(text: str) -> tuple[str, dict[str, str]]:

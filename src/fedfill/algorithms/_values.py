@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, PlainSerializer, ValidationInfo
 
-from fedfill.algorithms._base import Algorithm, find, known_algorithms, parse_variant
+from fedfill.algorithms._base import Algorithm, find, known_algorithms, lookup, parse_variant
 from fedfill.errors import FedfillError, checked, did_you_mean
 from fedfill.own_parts import is_reference
 
@@ -27,7 +27,7 @@ def _method(given: Any, info: ValidationInfo) -> Any:
         return given
     # ";" between settings where a "," would end the setting itself, as in a comparison's fedavg:local=moon:mu=1;temperature=0.2
     name, settings = parse_variant(str(given).replace(";", ","))
-    if not is_reference(name) and name not in known_algorithms():
+    if not is_reference(name) and lookup(name) is None:
         raise FedfillError(f"{axis}: found '{name}'; {did_you_mean(name, [*able(axis), 'none'])}")
     kind = find(name)
     _check_axis(kind, axis)

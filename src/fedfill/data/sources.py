@@ -7,6 +7,8 @@ here.
 from __future__ import annotations
 
 import functools
+import gzip
+import importlib.util
 import logging
 import os
 import re
@@ -18,6 +20,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from PIL import Image
 
 from fedfill.data import synthetic
@@ -127,15 +130,28 @@ def _at(name: str, place: Path, size: int | None) -> Source:
 
 
 def _digits(size: int | None) -> Source:
-    from sklearn.datasets import load_digits
-
-    bunch = load_digits()
-    images = np.rint(bunch.images * (255 / 16)).astype(np.uint8)[:, None]
+    pictures, labels = _digits_of_scikit_learn()
+    images = np.rint(pictures * (255 / 16)).astype(np.uint8)[:, None]
     if size is not None:
         images = np.stack([pixels(Image.fromarray(image[0]), size).transpose(2, 0, 1) for image in images])
-    samples = Samples(torch.from_numpy(images), torch.from_numpy(bunch.target.astype(np.int64)))
+    samples = Samples(torch.from_numpy(images), torch.from_numpy(labels))
     where = "data 'digits'"
     return source_of("digits", where, Part(samples, tuple(str(digit) for digit in range(10)), where), None)
+
+
+def _digits_of_scikit_learn() -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """Images ``[n, 8, 8]`` from 0 to 16 and labels ``[n]``; from its file where that is, as importing it takes a second."""
+    found = importlib.util.find_spec("sklearn")
+    path = Path(found.origin if found and found.origin else "").parent / "datasets" / "data" / "digits.csv.gz"
+    if path.is_file():
+        with gzip.open(path, "rt", encoding="ascii") as file:
+            rows = np.array([line.split(",") for line in file], dtype=np.float64)  # [n, 65]
+        images, labels = rows[:, :-1], rows[:, -1]
+    else:
+        from sklearn.datasets import load_digits
+
+        images, labels = load_digits(return_X_y=True)
+    return images.reshape(-1, 8, 8), labels.astype(np.int64)
 
 
 def _folder(name: str, data_dir: Path) -> Path | None:

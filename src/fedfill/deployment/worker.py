@@ -29,7 +29,6 @@ from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supercore.utils import disable_process_dumping
 from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
 
-from fedfill.algorithms import known_algorithms
 from fedfill.deployment import programs  # what every app asks for
 
 assert programs
@@ -50,7 +49,6 @@ def serve(address: str, owner: int) -> NoReturn:
     """
     threading.Thread(target=_leave_with, args=(owner,), daemon=True).start()
     disable_process_dumping(strict=False)  # as Flower's own program that holds the tokens
-    known_algorithms()  # before there is anything to do
     client, run = _connect(address), None
     token = os.environ.pop(_TASK, "")
     while True:

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from fedfill import __version__, tree
-from fedfill.algorithms import known_algorithms
+from fedfill.algorithms import lookup
 from fedfill.errors import FedfillError, checked, path_of
 from fedfill.experiment.settings import DATA, INCIDENTAL, PYTHON, Experiment
 from fedfill.models.networks import ModelSettings, applicable
@@ -200,7 +200,7 @@ def _is_weights(found: Any) -> bool:
 
 def is_personal(algorithm: str, checkpoint: Mapping[str, Any]) -> bool:
     """Whether the checkpoint's weights are those of all clients; of an algorithm that isn't known here their names tell."""
-    kind = known_algorithms().get(algorithm)
+    kind = lookup(algorithm)
     if kind is not None:
         return kind.personal
     weights, server = checkpoint["weights"], checkpoint.get("server", {})
