@@ -80,16 +80,16 @@ def map_tensors(tree: Tree, function: Callable[[Tensor], Tensor]) -> Tree:
     Raises:
         TypeError: Where something in the tree can't be sent or stored.
     """
-    if tree is None or isinstance(tree, PLAIN):
-        return tree
     if isinstance(tree, Tensor):
         return function(tree)
-    if isinstance(tree, (list, tuple)):
-        return type(tree)(map_tensors(item, function) for item in tree)
-    if isinstance(tree, dict):
-        return {key: map_tensors(item, function) for key, item in tree.items()}
     if isinstance(tree, Record):
         return type(tree)(**{name: map_tensors(item, function) for name, item in _fields(tree).items()})
+    if isinstance(tree, dict):
+        return {key: map_tensors(item, function) for key, item in tree.items()}
+    if tree is None or isinstance(tree, PLAIN):
+        return tree
+    if isinstance(tree, (list, tuple)):
+        return type(tree)(map_tensors(item, function) for item in tree)
     raise TypeError(_refusal(tree))
 
 
@@ -106,15 +106,18 @@ def leaves(tree: Tree) -> list[Any]:
 
 
 def _gather(tree: Tree, found: list[Any]) -> None:
-    if isinstance(tree, (list, tuple)):
-        for item in tree:
-            _gather(item, found)
-    elif isinstance(tree, dict):
-        for item in tree.values():
-            _gather(item, found)
+    # every client's message passes here several times: what is met most often comes first
+    if type(tree) is Tensor:
+        found.append(tree)
     elif isinstance(tree, Record):
         for name in _names(tree):
             _gather(getattr(tree, name), found)
+    elif isinstance(tree, dict):
+        for item in tree.values():
+            _gather(item, found)
+    elif isinstance(tree, (list, tuple)):
+        for item in tree:
+            _gather(item, found)
     elif tree is not None:
         found.append(tree)
 
