@@ -1,6 +1,6 @@
-"""Ten thousand clients on one machine: memory beside that of the data set and the model, and seconds per round.
+"""Many clients on one machine: memory beside that of the data set and the model, seconds and bytes per round.
 
-FedAvg with a cohort of 100 on random images. All processes that the run needs are measured while it goes on: this one,
+One algorithm with a cohort of 100 on random images. All processes that the run needs are measured while it goes on: this one,
 the workers, and with engine ray those of Ray itself. PSS divides what processes share among them, so that its sum is
 what the machine really spends; USS is what a process has for itself. Shared memory is the object store.
 """
@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from fedfill import tree
-from fedfill.algorithms.fedavg import FedAvg
+from fedfill.algorithms import find
 from fedfill.data.federation import ClientData, Federation
 from fedfill.data.samples import Samples
 from fedfill.engines.local import LocalEngine
@@ -108,6 +108,7 @@ def federate(clients: int, samples: int) -> Federation:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--algorithm", default="fedavg")
     parser.add_argument("--engine", choices=["local", "ray"], default="ray")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--clients", type=int, default=10_000)
@@ -120,7 +121,7 @@ def main() -> None:
     federation = federate(options.clients, options.samples)
     net = build("cnn2", (1, 28, 28), 10, ModelSettings(), seed=0)
     initial = weights_of(net)
-    algorithm = FedAvg(local_epochs=1, batch_size=64)
+    algorithm = find(options.algorithm)(local_epochs=1, batch_size=64)
     kind: Any = LocalEngine
     if options.engine == "ray":
         from fedfill.engines.ray import RayEngine as kind  # here: it needs an extra
@@ -142,15 +143,23 @@ def main() -> None:
             engine.evaluate(server.state.weights, t)
             times.append(time.perf_counter() - start)
         digest = tree.sha256(server.state.weights)[:12]
+        costs = server.costs
+        start = time.perf_counter()
+        states = tree.size(list(engine.states().values())) / MB
+        gathered = time.perf_counter() - start
     engine.close()
 
     whole = sum(tree.size(client.train) for client in federation.clients) / MB
     print(
-        f"{options.engine}, {options.workers} workers, {options.clients:,} clients, cohort {options.cohort}: "
+        f"{options.algorithm}, {options.engine}, {options.workers} workers, {options.clients:,} clients, cohort {options.cohort}: "
         f"data set {whole:.1f} MB, model {tree.size(initial) / MB:.2f} MB, this process before both {before:.0f} MB"
     )
     print(
         f"start-up {ready:.1f} s, round {statistics.median(times):.2f} s (median of {options.rounds}), weights {digest}"
+    )
+    print(
+        f"a round: {costs.bytes_down / options.rounds / MB:.2f} MB down, {costs.bytes_up / options.rounds / MB:.2f} MB up; "
+        f"clients' states {states:.1f} MB, gathered in {gathered:.2f} s"
     )
     for role, sizes in peak.sight.items():
         print(f"{role:>12}: " + ", ".join(f"{name} {size:.0f} MB" for name, size in sizes.items()))

@@ -191,22 +191,48 @@ WARM = 3
 """Rounds in which the engine finds out whether to stack."""
 
 
-def null(rounds: int) -> str:
+def null(rounds: int, clients: int, workers: int) -> str:
+    """A round in which clients answer at once."""
     one = (torch.zeros(1, 1, 4, 4, dtype=torch.uint8), torch.zeros(1, dtype=torch.int64))
-    run = Run(Null(), nn.Sequential(nn.Flatten(), nn.Linear(16, 10)), [one] * 1000, 1.0)
+    run = Run(Null(), nn.Sequential(nn.Flatten(), nn.Linear(16, 10)), [one] * clients, 1.0, workers=workers)
     run.round()
-    times = [seconds(run.round) for _ in range(rounds)]
+    took = statistics.median(seconds(run.round) for _ in range(rounds))
     run.engine.close()
-    return f"1,000 clients with nothing to do: {statistics.median(times) * 1e3:.1f} ms a round, {statistics.median(times):.4f} ms a client"
+    return (
+        f"{clients:,} clients with nothing to do, {workers} workers: {took * 1e3:.1f} ms a round, "
+        f"{took / clients * 1e3:.4f} ms a client"
+    )
+
+
+FIRST_BATCH = """
+import os, tempfile, fedfill
+from fedfill.algorithms.fedavg import FedAvg
+FedAvg.loss = lambda *_: os._exit(0)
+with tempfile.TemporaryDirectory() as folder:
+    fedfill.run("fedavg", data="digits", out=folder + "/run")
+"""
+STARTS = {
+    "import torch": "import torch",
+    "fedfill.run is there": "import fedfill; fedfill.run",
+    "the first mini-batch": FIRST_BATCH,
+}
 
 
 def startup(times: int) -> str:
-    took = {}
-    for what, code in {"import torch": "import torch", "fedfill": "import fedfill; fedfill.run"}.items():
-        took[what] = statistics.median(
-            seconds(lambda code=code: subprocess.run([sys.executable, "-c", code], check=True)) for _ in range(times)
-        )
-    return f"start-up: {took['fedfill']:.2f} s until fedfill.run is there, of it {took['import torch']:.2f} s for torch"
+    """Seconds of fresh processes, medians of alternated turns."""
+    took: dict[str, list[float]] = {what: [] for what in STARTS}
+    for _ in range(times):
+        for what, code in STARTS.items():
+            took[what].append(seconds(lambda code=code: subprocess.run([sys.executable, "-c", code], check=True)))
+    return "start-up: " + ", ".join(f"{what} {statistics.median(each):.2f} s" for what, each in took.items())
+
+
+def small() -> None:
+    """What a run costs beside training."""
+    for clients, rounds in {1_000: 20, 100_000: 3}.items():
+        for workers in (1, 2):
+            print(null(rounds, clients, workers), flush=True)
+    print(startup(7), flush=True)
 
 
 def main() -> None:
@@ -218,8 +244,12 @@ def main() -> None:
     parser.add_argument(
         "--stacked", metavar="DEVICE", help="only this: clients as one program on a device, such as cuda"
     )
+    parser.add_argument("--small", action="store_true", help="only this: clients with nothing to do, and start-up")
     options = parser.parse_args()
     print(f"{platform.machine()}, {len(os.sched_getaffinity(0))} processors, torch {torch.__version__}")
+    if options.small:
+        small()
+        return
     if options.stacked:
         print(stacking(options.stacked, options.pairs))
         return
@@ -228,8 +258,7 @@ def main() -> None:
     if not options.work or "W3" in options.work:
         print(methods(options.pairs, ["fedavg", *(options.method or METHODS[1:])]), flush=True)
     if not options.work:
-        print(null(20))
-        print(startup(5))
+        small()
     print(f"peak memory of this process: {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6:.2f} GB")
 
 

@@ -297,7 +297,7 @@ def test_a_class_that_is_not_at_hand_is_known_by_its_weights_names(
     sequential = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
     personal = fedfill.run(Personal, model="mlp", **SMALL, rounds=1, out=tmp_path / "personal")
     plain = fedfill.run("fedavg", model=sequential, **SMALL, rounds=1, out=tmp_path / "plain")
-    monkeypatch.setattr("fedfill.experiment.start.known_algorithms", dict)
+    monkeypatch.setattr("fedfill.experiment.start.lookup", {}.get)
     with refused("start_from", "personal-of-ones-own", "each client"):
         begun("fedavg", personal)
     assert equal(begun("fedavg", plain, model=sequential).initial, plain.weights)
