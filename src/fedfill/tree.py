@@ -83,13 +83,13 @@ def map_tensors(tree: Tree, function: Callable[[Tensor], Tensor]) -> Tree:
     if isinstance(tree, Tensor):
         return function(tree)
     if isinstance(tree, Record):
-        return type(tree)(**{name: map_tensors(item, function) for name, item in _fields(tree).items()})
+        return type(tree)(**{name: map_tensors(getattr(tree, name), function) for name in _names(tree)})
     if isinstance(tree, dict):
         return {key: map_tensors(item, function) for key, item in tree.items()}
     if tree is None or isinstance(tree, PLAIN):
         return tree
     if isinstance(tree, (list, tuple)):
-        return type(tree)(map_tensors(item, function) for item in tree)
+        return type(tree)([map_tensors(item, function) for item in tree])
     raise TypeError(_refusal(tree))
 
 
@@ -124,7 +124,7 @@ def _gather(tree: Tree, found: list[Any]) -> None:
 
 def tensors(tree: Tree) -> list[Tensor]:
     """The tensors of a tree, in order."""
-    return [leaf for leaf in leaves(tree) if isinstance(leaf, Tensor)]
+    return [leaf for leaf in leaves(tree) if type(leaf) is Tensor or isinstance(leaf, Tensor)]
 
 
 def size(tree: Tree) -> int:
