@@ -144,6 +144,14 @@ class Shared(TypedDict, total=False):
     """Whether each class's weights are scaled to length 1, a heuristic against uneven classes."""
     scale: Literal["auto"] | float
     """What the head is multiplied by, which changes no prediction: its softmax shall be as sharp as it is ..."""
+    server_rate: float
+    """Step size of the server (eta): about how far a parameter moves in a round."""
+    beta1: float
+    """How much of the mean movement's average is kept."""
+    tau: float
+    """What is added to the root of the squares' average: movements far below it are not made larger."""
+    beta2: float
+    """How much of the squares' average is kept."""
     covariance: Literal["shared", "class", "diagonal", "none", "full", "diag", "spherical"] | None
     """Covariance of the classes: one for all (shared), one for each (class), variances for each (diagonal: ..."""
     shrinkage: Literal["oas"] | float
@@ -290,8 +298,6 @@ class Shared(TypedDict, total=False):
     """Whether the server then does what Fed-ZDAS's does."""
     unlabelled_batch_size: int
     """Samples without a label in a mini-batch."""
-    tau: float
-    """Probability above which the model's word is taken for a label."""
     unlabelled_weight: float
     """Weight of the loss on samples without a label (lambda_u); 0 leaves them out."""
     flip: bool | None
