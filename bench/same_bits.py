@@ -119,6 +119,8 @@ CASES: dict[str, dict[str, Any]] = {
     "local": {},
     "mixup": FEW_LABELS,
     "moon": {},
+    "fedlc": {},
+    "fedrs": {"partition": "classes:3"},
     "naivemix": {"group_size": 16},
     "partialfed": {"model": "mlp"},
     "pfed3r": SUMS,

@@ -246,6 +246,8 @@ class Shared(TypedDict, total=False):
     """Share of the lowest frequencies, along each side of an image, that are kept; none: 5/7, and half of them ..."""
     radius: float | None
     """Length to which an image is shortened before it is summed, in shares of a white image's; none: 1 without ..."""
+    missing: Literal["mask", "one"]
+    """A class of which a client has no sample: it has no part in the loss (mask), or counts as one sample (one)."""
     mix: float
     """Share of the mean in a mixed sample (lambda)."""
     group_size: int
@@ -260,6 +262,10 @@ class Shared(TypedDict, total=False):
     """Mini-batches of 256 draws on which the last layer is trained."""
     mu: float
     """Weight of the proximal term."""
+    rs_alpha: float
+    """Scale of the scores of missing classes (alpha); 1: FedAvg."""
+    missing_below: int
+    """A class counts as missing at a client with fewer samples of it than this."""
     start_round: int | None
     """Rounds of plain training before the first synthetic image; none: 80 % of all rounds (section 4.6)."""
     inversion_steps: int
