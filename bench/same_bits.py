@@ -121,6 +121,7 @@ CASES: dict[str, dict[str, Any]] = {
     "moon": {},
     "fedlc": {},
     "fedrs": {"partition": "classes:3"},
+    "fedntd": {},
     "naivemix": {"group_size": 16},
     "partialfed": {"model": "mlp"},
     "pfed3r": SUMS,

@@ -256,6 +256,8 @@ class Shared(TypedDict, total=False):
     """Whether the term of first order, which has no lower bound, is trained on; false leaves it out, which is ..."""
     floor: bool
     """Whether no sample's loss may fall below zero, which mixup's can't either; ours, not the paper's."""
+    temperature: float
+    """Temperature of both softmaxes (tau)."""
     components: int
     """Gaussians of each class at each client (K); one with a target_epsilon, which is of all clients' records ..."""
     head_steps: int
@@ -346,8 +348,6 @@ class Shared(TypedDict, total=False):
     """Mini-batches for each step of generator and transformation."""
     mixup_alpha: float
     """Mixing shares come from Beta(alpha, alpha); 0: samples as they are."""
-    temperature: float
-    """Temperature of the contrastive term (tau)."""
     contrast: Literal["projection", "latent", "logits"]
     """What is contrasted: the output of a projection head in front of the classifier (the paper), the latent ..."""
     strategy: Literal["fixed", "adaptive"]
