@@ -29,15 +29,15 @@ TEXT = (Path(__file__).parents[1] / "CONTRIBUTING.md").read_text()
 def example():
     code = re.search(r"```python\n(.*?)```", TEXT, re.DOTALL).group(1)
     assert len(code.splitlines()) <= 30
-    names = {"__name__": "fedavgm"}
-    exec(compile(code, "fedavgm.py", "exec"), names)
-    yield names["FedAvgM"]
-    _registry.pop("fedavgm")
+    names = {"__name__": "heavyball"}
+    exec(compile(code, "heavyball.py", "exec"), names)
+    yield names["HeavyBall"]
+    _registry.pop("heavyball")
 
 
 def test_the_example_passes_the_linter():
     code = re.search(r"```python\n(.*?)```", TEXT, re.DOTALL).group(1)
-    words = ["check", "--quiet", "--stdin-filename", "src/fedfill/algorithms/fedavgm.py", "-"]
+    words = ["check", "--quiet", "--stdin-filename", "src/fedfill/algorithms/heavyball.py", "-"]
     root = Path(__file__).parents[1]
     done = subprocess.run([sys.executable, "-m", "ruff", *words], input=code, text=True, capture_output=True, cwd=root)
     assert done.returncode == 0, done.stdout
@@ -61,12 +61,12 @@ def test_the_example_is_server_momentum_by_hand(example):
 
 def test_the_example_composes(example):
     plain = run_rounds(FedVAE(local_epochs=1, batch_size=8), rounds=3).state.weights
-    composed = run_rounds(FedVAE(local_epochs=1, batch_size=8, aggregation="fedavgm"), rounds=3).state.weights
+    composed = run_rounds(FedVAE(local_epochs=1, batch_size=8, aggregation="heavyball"), rounds=3).state.weights
     assert not all(torch.equal(composed[name], tensor) for name, tensor in plain.items())
 
 
 def test_the_example_runs_by_its_name(example, tmp_path):
     import fedfill
 
-    result = fedfill.run("fedavgm", rounds=2, clients=3, local_epochs=1, server_momentum="0.8", out=tmp_path / "run")
-    assert result.summary["algorithm"] == "fedavgm"
+    result = fedfill.run("heavyball", rounds=2, clients=3, local_epochs=1, server_momentum="0.8", out=tmp_path / "run")
+    assert result.summary["algorithm"] == "heavyball"

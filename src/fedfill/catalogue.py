@@ -42,7 +42,7 @@ def require_algorithm(name: str) -> None:
     """Refuse what is no algorithm's name, and let references pass, whose files are for others to read.
 
     Args:
-        name: Such as ``fedavg`` or ``my.py:FedAvgM``, without settings behind it.
+        name: Such as ``fedavg`` or ``my.py:HeavyBall``, without settings behind it.
 
     Raises:
         FedfillError: Where there is none.

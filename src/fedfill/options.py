@@ -144,6 +144,14 @@ class Shared(TypedDict, total=False):
     """Whether each class's weights are scaled to length 1, a heuristic against uneven classes."""
     scale: Literal["auto"] | float
     """What the head is multiplied by, which changes no prediction: its softmax shall be as sharp as it is ..."""
+    server_rate: float
+    """Step size of the server (eta): about how far a parameter moves in a round."""
+    beta1: float
+    """How much of the mean movement's average is kept."""
+    tau: float
+    """What is added to the root of the squares' average: movements far below it are not made larger."""
+    beta2: float
+    """How much of the squares' average is kept."""
     covariance: Literal["shared", "class", "diagonal", "none", "full", "diag", "spherical"] | None
     """Covariance of the classes: one for all (shared), one for each (class), variances for each (diagonal: ..."""
     shrinkage: Literal["oas"] | float
@@ -238,6 +246,8 @@ class Shared(TypedDict, total=False):
     """Share of the lowest frequencies, along each side of an image, that are kept; none: 5/7, and half of them ..."""
     radius: float | None
     """Length to which an image is shortened before it is summed, in shares of a white image's; none: 1 without ..."""
+    missing: Literal["mask", "one"]
+    """A class of which a client has no sample: it has no part in the loss (mask), or counts as one sample (one)."""
     mix: float
     """Share of the mean in a mixed sample (lambda)."""
     group_size: int
@@ -246,12 +256,18 @@ class Shared(TypedDict, total=False):
     """Whether the term of first order, which has no lower bound, is trained on; false leaves it out, which is ..."""
     floor: bool
     """Whether no sample's loss may fall below zero, which mixup's can't either; ours, not the paper's."""
+    temperature: float
+    """Temperature of both softmaxes (tau)."""
     components: int
     """Gaussians of each class at each client (K); one with a target_epsilon, which is of all clients' records ..."""
     head_steps: int
     """Mini-batches of 256 draws on which the last layer is trained."""
     mu: float
     """Weight of the proximal term."""
+    rs_alpha: float
+    """Scale of the scores of missing classes (alpha); 1: FedAvg."""
+    missing_below: int
+    """A class counts as missing at a client with fewer samples of it than this."""
     start_round: int | None
     """Rounds of plain training before the first synthetic image; none: 80 % of all rounds (section 4.6)."""
     inversion_steps: int
@@ -290,8 +306,6 @@ class Shared(TypedDict, total=False):
     """Whether the server then does what Fed-ZDAS's does."""
     unlabelled_batch_size: int
     """Samples without a label in a mini-batch."""
-    tau: float
-    """Probability above which the model's word is taken for a label."""
     unlabelled_weight: float
     """Weight of the loss on samples without a label (lambda_u); 0 leaves them out."""
     flip: bool | None
@@ -334,8 +348,6 @@ class Shared(TypedDict, total=False):
     """Mini-batches for each step of generator and transformation."""
     mixup_alpha: float
     """Mixing shares come from Beta(alpha, alpha); 0: samples as they are."""
-    temperature: float
-    """Temperature of the contrastive term (tau)."""
     contrast: Literal["projection", "latent", "logits"]
     """What is contrasted: the output of a projection head in front of the classifier (the paper), the latent ..."""
     strategy: Literal["fixed", "adaptive"]

@@ -310,7 +310,7 @@ def as_algorithm(thing: Any, called: str) -> type[Algorithm]:
 
     Args:
         thing: Anything.
-        called: Where it came from, such as ``my.py:FedAvgM``.
+        called: Where it came from, such as ``my.py:HeavyBall``.
 
     Returns:
         The class.
@@ -354,7 +354,7 @@ def parse_variant(text: str) -> tuple[str, dict[str, str]]:
     """An algorithm with settings of its own.
 
     Args:
-        text: ``"fedavg"``, ``"fedavg:latent_activation=none,local_epochs=1"`` or ``"my.py:FedAvgM:server_momentum=0.9"``.
+        text: ``"fedavg"``, ``"fedavg:latent_activation=none,local_epochs=1"`` or ``"my.py:HeavyBall:server_momentum=0.9"``.
 
     Returns:
         The name, or the reference, and its settings.
@@ -383,7 +383,7 @@ def labels_of(algorithms: Sequence[Any]) -> list[Any]:
         algorithms: Classes, and texts as for `parse_variant`.
 
     Returns:
-        Texts that begin with the algorithm's name, by which `find` knows it now: ``"fedavgm:server_momentum=0.9"``. Anything
+        Texts that begin with the algorithm's name, by which `find` knows it now: ``"heavyball:server_momentum=0.9"``. Anything
         else is left as it is.
 
     Raises:

@@ -171,6 +171,18 @@ def inputs_of(module: nn.Module) -> Iterator[list[Tensor]]:
 
 
 @contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Let all layers work in evaluation mode for a while; each has its own mode back afterwards."""
+    modes = [(layer, layer.training) for layer in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for layer, training in modes:
+            layer.training = training
+
+
+@contextmanager
 def draws_from(model: nn.Module, generator: torch.Generator | Streams) -> Iterator[None]:
     """Let the random layers of `model` draw from `generator` for a while."""
     layers = [layer for layer in model.modules() if isinstance(layer, Dropout | Gaussian)]

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from fedfill.data.samples import Samples, normalise
+from fedfill.models.layers import evaluating
 
 
 def predicted(model: nn.Module, inputs: Tensor, batch_size: int = 512) -> tuple[Tensor, Tensor]:
@@ -24,16 +25,10 @@ def predicted(model: nn.Module, inputs: Tensor, batch_size: int = 512) -> tuple[
     # made outside inference mode: a tensor of that mode could be no loss's target
     probabilities = torch.zeros(len(inputs), device=inputs.device)
     classes = torch.zeros(len(inputs), dtype=torch.int64, device=inputs.device)
-    modes = [(layer, layer.training) for layer in model.modules()]
-    model.eval()
-    try:
-        with torch.inference_mode():
-            for start in range(0, len(inputs), batch_size):
-                part = slice(start, start + batch_size)
-                probabilities[part], classes[part] = model(normalise(inputs[part])).softmax(1).max(1)
-    finally:
-        for layer, training in modes:
-            layer.training = training
+    with evaluating(model), torch.inference_mode():
+        for start in range(0, len(inputs), batch_size):
+            part = slice(start, start + batch_size)
+            probabilities[part], classes[part] = model(normalise(inputs[part])).softmax(1).max(1)
     return probabilities, classes
 
 
