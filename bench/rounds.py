@@ -36,7 +36,9 @@ def main() -> None:
             options.algorithm, "--data", "digits", "--rounds", str(options.rounds), "--set", "local_epochs=1", "--out", str(out),
         ]  # fmt: skip
         start = time.perf_counter()
-        process = subprocess.Popen([sys.executable, "-m", "fedfill", "run", *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        process = subprocess.Popen(
+            [sys.executable, "-m", "fedfill", "run", *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
         seen: dict[int, float] = {}
         while process.poll() is None:
             time.sleep(1)
@@ -51,7 +53,9 @@ def main() -> None:
         print(f"after {done} rounds: {seen[done]:.0f} MB")
     first = [size for done, size in seen.items() if 50 <= done < 150]
     last = [size for done, size in seen.items() if options.rounds - 100 <= done < options.rounds]
-    print(f"rounds 50 to 150: {statistics.mean(first):.1f} MB; the last 100: {statistics.mean(last):.1f} MB; {took:.0f} s")
+    print(
+        f"rounds 50 to 150: {statistics.mean(first):.1f} MB; the last 100: {statistics.mean(last):.1f} MB; {took:.0f} s"
+    )
 
 
 if __name__ == "__main__":
