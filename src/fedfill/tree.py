@@ -212,12 +212,16 @@ def to_bytes(tree: Tree) -> bytes:
         TypeError: Where something in the tree can't be sent or stored.
     """
     store: dict[str, Tensor] = {}
+    places: set[int] = set()
     large: dict[tuple[torch.dtype, tuple[int, ...], bytes], str] = {}
 
     def put(node: Tensor) -> str:
         name = str(len(store))
-        # a fresh copy: safetensors refuses tensors that share memory
-        tensor = node.detach().to("cpu", copy=True).contiguous()
+        tensor = node.detach().to("cpu").contiguous()
+        place = tensor.untyped_storage().data_ptr()
+        if place in places:  # safetensors refuses tensors that share memory
+            tensor = tensor.clone()
+        places.add(place)
         if tensor.nbytes >= _LARGE:
             # what all clients keep, such as a pool of images, is stored once
             digest = hashlib.sha256(tensor.reshape(-1).view(torch.uint8).numpy()).digest()  # type: ignore[arg-type]
