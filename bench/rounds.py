@@ -2,7 +2,7 @@
 
 ``python bench/rounds.py`` runs FedAvg on digits, ten clients and one local epoch, with a checkpoint after every round,
 in a process of its own. It prints the resident set after a few numbers of rounds, and the mean of the first and of the
-last hundred rounds, without the first fifty, in which libraries still load, and the very end, which draws the curves.
+last hundred rounds, without the first fifty, in which libraries still load, and the very end, where the summary is written.
 """
 
 from __future__ import annotations

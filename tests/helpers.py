@@ -1,7 +1,7 @@
 """Small worlds for tests: four clients with images that a small network learns, and a server whose clients are scripted."""
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -22,6 +22,7 @@ from fedfill.protocol.messages import Answers, Average, Message, Outcome, releas
 from fedfill.protocol.server import Server
 from fedfill.streams import numpy_stream
 from fedfill.training.aggregation import Mean, combined
+from fedfill.training.evaluation import Evaluation, PersonalScores, Scored, Splits
 from fedfill.training.fit import LocalTraining, Resident
 from fedfill.tree import Weights
 
@@ -217,3 +218,11 @@ def weighted_mean(updates: Iterable[tuple[Weights, float]]) -> Weights:
     total = combined(Mean(weights, float(weight), float(weight)) for weights, weight in updates)
     assert total is not None
     return total.tensors
+
+
+def gathered(scored: Sequence[tuple[Scored, Scored, Scored]], splits: Splits, classes: int) -> Evaluation:
+    """The evaluation of personal models from each client's outcomes on the test set and on its own splits."""
+    scores = PersonalScores(splits, classes)
+    for i, outcomes in enumerate(scored):
+        scores.add(i, *outcomes)
+    return scores.gather()

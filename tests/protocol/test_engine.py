@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.helpers import small_federation
+from tests.helpers import gathered, small_federation
 from tests.protocol.world import ALL, CPU, Answer, Ask, Program, Start
 from torch import Tensor, nn
 
@@ -32,7 +32,7 @@ from fedfill.protocol.client import Client, State, client_handler
 from fedfill.protocol.engine import Engine
 from fedfill.protocol.server import Server
 from fedfill.streams import torch_stream
-from fedfill.training.evaluation import Evaluation, gather_personal, score_all, shares, splits_of
+from fedfill.training.evaluation import Evaluation, score_all, shares, splits_of
 from fedfill.training.fit import Batch, Context, Fit, LocalTraining, Resident, fit
 from fedfill.tree import Weights
 
@@ -197,7 +197,7 @@ def test_personal_models_are_judged_one_by_one(start: Start, name: str) -> None:
         resident.load(weights)
         scored.append(tuple(score_all(resident, s) for s in (federation.test, client.test, client.validation)))
     if not isinstance(engine, FlowerEngine):
-        assert repr(found) == repr(gather_personal(scored, splits_of(federation), federation.classes))
+        assert repr(found) == repr(gathered(scored, splits_of(federation), federation.classes))
         return
     hits = [own.predicted == c.test.labels for (_, own, _), c in zip(scored, federation.clients, strict=True)]
     correct = torch.cat(hits)

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from tests.helpers import gathered
 from torch import nn
 
 from fedfill.algorithms.fedavg import FedAvg
@@ -25,7 +26,6 @@ from fedfill.training.evaluation import (
     Splits,
     fairness,
     gather,
-    gather_personal,
     in_chunks,
     mean_loss,
     score,
@@ -156,7 +156,7 @@ def test_personal_models_by_hand() -> None:
         (outcome(1, 0, 1, 0, losses=2.0), outcome(), outcome(1, 0)),
     ]
     splits = labelled_splits([0, 0, 1, 3], [0] * 6, [0] * 3, (4, 2, 0), (1, 0, 2))
-    result = gather_personal(scored, splits, 4)
+    result = gathered(scored, splits, 4)
     assert result.accuracy == pytest.approx((1 / 4 + 3 / 4 + 2 / 4) / 3)
     assert result.loss == 2.0
     assert result.accuracy_by_class == [pytest.approx(v) for v in ((0.5 + 1 + 0.5) / 3, 1 / 3)] + [None] + [
@@ -173,7 +173,7 @@ def test_personal_models_by_domain_are_judged_at_home_alone() -> None:
         (outcome(), outcome(0, 0, 1, 0, losses=1.0), outcome()),
         (outcome(), outcome(1, 1, losses=4.0), outcome()),
     ]
-    result = gather_personal(scored, labelled_splits([], [0, 0, 1, 1, 0, 1], [], (4, 2), (0, 0)), 2)
+    result = gathered(scored, labelled_splits([], [0, 0, 1, 1, 0, 1], [], (4, 2), (0, 0)), 2)
     assert result == Evaluation(4 / 6, 2.0, [2 / 3, 2 / 3], [0.75, 0.5], [], 0.5, 0.5)
 
 

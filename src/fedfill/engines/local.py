@@ -21,7 +21,7 @@ from fedfill.errors import FedfillError
 from fedfill.privacy.releases import Release
 from fedfill.protocol.messages import Answers, Average, Averaging, Message, Outcome
 from fedfill.training.aggregation import group_of
-from fedfill.training.evaluation import CHUNK, Evaluation, Scored, gather, gather_personal, score, score_all, splits_of
+from fedfill.training.evaluation import CHUNK, Evaluation, PersonalScores, Scored, gather, score, score_all, splits_of
 from fedfill.training.fit import Interrupted, Resident
 from fedfill.training.precision import Precision
 from fedfill.tree import Tree, Weights
@@ -185,7 +185,7 @@ class LocalEngine:
 
     def _evaluate_personal(self, weights: Weights) -> Evaluation:
         queue = deque(range(len(self._data)))
-        scored: dict[int, tuple[Scored, Scored, Scored]] = {}
+        scores = PersonalScores(self._splits, self._classes)
         splits, places = self._splits, self._splits.places()
 
         def work(resident: Resident) -> None:
@@ -197,12 +197,10 @@ class LocalEngine:
                 resident.load(self._program.personal_weights(self._states.get(i) or {}, weights))
                 own, held = places[i]
                 parts = (splits.test, splits.own[own], splits.validation[held])
-                first, second, third = (score_all(resident, part) for part in parts)
-                scored[i] = first, second, third
+                scores.add(i, *(score_all(resident, part) for part in parts))
 
         self._run(work, queue, len(self._data))
-        ordered = [scored[i] for i in range(len(self._data))]
-        return gather_personal(ordered, splits, self._classes)
+        return scores.gather()
 
     def states(self) -> dict[int, Tree]:
         """The committed states of the clients that have one."""

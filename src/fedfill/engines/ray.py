@@ -52,10 +52,10 @@ from fedfill.training.aggregation import Part, combined, group_of
 from fedfill.training.evaluation import (
     CHUNK,
     Evaluation,
+    PersonalScores,
     Scored,
     Splits,
     gather,
-    gather_personal,
     splits_of,
 )
 from fedfill.training.precision import Precision
@@ -288,7 +288,7 @@ class RayEngine(WorkerPool):
         key, packed = next(self._numbers), ray.put(pack(weights))
         assert self._splits is not None
         places = self._splits.places()
-        scored: dict[int, tuple[Scored, Scored, Scored]] = {}
+        scores = PersonalScores(self._splits, self._classes)
 
         def submit(worker: Worker, job: Job) -> Any:
             group = job.group
@@ -299,14 +299,11 @@ class RayEngine(WorkerPool):
             return worker.actor.score_personal.remote(task, data, packed, *stored)
 
         def finish(job: Job, result: dict[int, tuple[Outcomes, Outcomes, Outcomes]]) -> None:
-            scored.update(
-                (i, (receive_scored(test), receive_scored(own), receive_scored(held)))
-                for i, (test, own, held) in result.items()
-            )
+            for i, outcomes in result.items():
+                scores.add(i, *map(receive_scored, outcomes))
 
         self._run([Job(group) for group in sorted(self._groups)], submit, finish, once_more)
-        ordered = [scored[i] for i in range(self._clients)]
-        return gather_personal(ordered, self._splits, self._classes)
+        return scores.gather()
 
     def states(self) -> dict[int, Tree]:
         """The committed states of the clients that have one."""

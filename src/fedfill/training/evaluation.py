@@ -130,7 +130,7 @@ class Evaluation:
 
     * of one model, the data set's;
     * of personal models in a simulation, the data set's too: each client's own model is scored on all of it, and the figure
-      is the plain mean over clients (`gather_personal`);
+      is the plain mean over clients (`PersonalScores`);
     * where nobody has both, in a federation of hosts whose server has no test set, or whose models are personal and never
       leave them, and where each client has a domain: all clients' own test splits together, each sample scored where it
       lies, of personal models by its owner's.
@@ -184,36 +184,77 @@ def gather(scored: Sequence[Scored], splits: Splits, classes: int) -> Evaluation
     return _evaluation(test, own, held, splits, classes)
 
 
-def gather_personal(scored: Sequence[tuple[Scored, Scored, Scored]], splits: Splits, classes: int) -> Evaluation:
-    """Accuracies of personal models.
+class PersonalScores:
+    """Takes the outcomes of personal models, one client after another, and keeps of each as little as the figures need.
+
+    What is kept is made before the first model is scored. An outcome that stayed among the activations of its evaluation would
+    keep the allocator from using their memory again: 10 MB for each client were lost.
 
     Args:
-        scored: For each client, the outcomes of its own model on the test set, and on its own test and validation splits.
-        splits: What was scored.
+        splits: What is scored.
         classes: Number of classes.
-
-    Returns:
-        The means over clients on the test set, and each client's accuracy on its own splits; without a test set the figures
-        of all own splits together.
     """
-    own, held = (_joined([parts[k] for parts in scored]) for k in (1, 2))
-    if not len(splits.test):
-        return _evaluation(scored[0][0], own, held, splits, classes)
-    tests, labels = [parts[0] for parts in scored], splits.test.labels
-    by_class = [shares(test.predicted == labels, labels, classes) for test in tests]
-    return Evaluation(
-        accuracy=float(torch.stack([(test.predicted == labels).double().mean() for test in tests]).mean()),
-        loss=float(torch.stack([test.losses.double().mean() for test in tests]).mean()),
-        accuracy_by_class=[
-            None if None in column else sum(column) / len(column) for column in zip(*by_class, strict=True)
-        ],
-        accuracy_by_client=_by_client(own, splits.own, splits.own_sizes),
-        validation_by_client=_by_client(held, splits.validation, splits.validation_sizes)
-        if len(splits.validation)
-        else [],
-        most_predicted=largest_share(torch.cat([test.predicted for test in tests])),
-        largest_class=largest_share(labels),
-    )
+
+    def __init__(self, splits: Splits, classes: int) -> None:
+        self._splits, self._classes, self._places = splits, classes, splits.places()
+        self._tests: dict[int, _Tally] = {}
+        self._own, self._held = (_unscored(part) for part in (splits.own, splits.validation))
+
+    def add(self, i: int, test: Scored, own: Scored, held: Scored) -> None:
+        """Take the outcomes of client `i`'s own model on the test set and on its own test and validation splits."""
+        labels = self._splits.test.labels
+        if len(labels):
+            correct = test.predicted == labels
+            self._tests[i] = _Tally(
+                float(correct.double().mean()),
+                float(test.losses.double().mean()),
+                shares(correct, labels, self._classes),
+                torch.bincount(test.predicted, minlength=self._classes).tolist(),
+            )
+        for whole, part, place in zip((self._own, self._held), (own, held), self._places[i], strict=True):
+            whole.predicted[place], whole.losses[place] = part.predicted, part.losses
+
+    def gather(self) -> Evaluation:
+        """Accuracies of personal models, of all clients.
+
+        Returns:
+            The means over clients on the test set, and each client's accuracy on its own splits; without a test set the figures
+            of all own splits together.
+        """
+        splits, own, held = self._splits, self._own, self._held
+        labels = splits.test.labels
+        if not len(labels):
+            return _evaluation(_unscored(splits.test), own, held, splits, self._classes)
+        tests = [self._tests[i] for i in range(len(splits.own_sizes))]
+        by_class = zip(*(test.by_class for test in tests), strict=True)
+        named = [sum(column) for column in zip(*(test.named for test in tests), strict=True)]
+        return Evaluation(
+            accuracy=float(torch.tensor([test.accuracy for test in tests], dtype=torch.float64).mean()),
+            loss=float(torch.tensor([test.loss for test in tests], dtype=torch.float64).mean()),
+            accuracy_by_class=[None if None in column else sum(column) / len(column) for column in by_class],
+            accuracy_by_client=_by_client(own, splits.own, splits.own_sizes),
+            validation_by_client=_by_client(held, splits.validation, splits.validation_sizes)
+            if len(splits.validation)
+            else [],
+            most_predicted=max(named) / sum(named),
+            largest_class=largest_share(labels),
+        )
+
+
+@dataclass(frozen=True)
+class _Tally:
+    """What is kept of a model's outcomes on the test set: two means, accuracy by class, and how often each class was named."""
+
+    accuracy: float
+    loss: float
+    by_class: list[float | None]
+    named: list[int]
+
+
+def _unscored(samples: Samples) -> Scored:
+    """Room for the outcomes of these samples."""
+    labels = samples.labels
+    return Scored(torch.zeros_like(labels), labels.new_zeros(len(labels), dtype=torch.float32))
 
 
 def _evaluation(test: Scored, own: Scored, held: Scored, splits: Splits, classes: int) -> Evaluation:
