@@ -122,6 +122,7 @@ CASES: dict[str, dict[str, Any]] = {
     "fedlc": {},
     "fedrs": {"partition": "classes:3"},
     "fedntd": {},
+    "feddecorr": {},
     "naivemix": {"group_size": 16},
     "partialfed": {"model": "mlp"},
     "pfed3r": SUMS,

@@ -142,7 +142,7 @@ class Shared(TypedDict, total=False):
     """Ridge penalty: chosen by generalised cross-validation (gcv) or by the evidence (evidence), both from the ..."""
     column_norm: bool
     """Whether each class's weights are scaled to length 1, a heuristic against uneven classes."""
-    scale: Literal["auto"] | float
+    scale: Literal["auto", "paper", "code"] | float
     """What the head is multiplied by, which changes no prediction: its softmax shall be as sharp as it is ..."""
     server_rate: float
     """Step size of the server (eta): about how far a parameter moves in a round."""
