@@ -123,6 +123,7 @@ CASES: dict[str, dict[str, Any]] = {
     "fedrs": {"partition": "classes:3"},
     "fedntd": {},
     "feddecorr": {},
+    "fedsam": {},
     "naivemix": {"group_size": 16},
     "partialfed": {"model": "mlp"},
     "pfed3r": SUMS,

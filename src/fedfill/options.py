@@ -268,6 +268,12 @@ class Shared(TypedDict, total=False):
     """Scale of the scores of missing classes (alpha); 1: FedAvg."""
     missing_below: int
     """A class counts as missing at a client with fewer samples of it than this."""
+    rho: float
+    """How far away the gradient is taken; 0: FedAvg."""
+    adaptive: bool
+    """Whether distances are measured in each parameter's own size (FedASAM)."""
+    asam_eta: float
+    """With adaptive=true: what is added to each parameter's size."""
     start_round: int | None
     """Rounds of plain training before the first synthetic image; none: 80 % of all rounds (section 4.6)."""
     inversion_steps: int

@@ -30,7 +30,7 @@ class FedDecorr(FedAvg):
     """Size of the term: as in the paper's formula, or as in the authors' program, with which beta was chosen: about a mini-batch's size times as large."""
 
     def objective(self, start: Start, loss: Loss) -> Loss:
-        """L(w, x) + beta L_FedDecorr(w, x) (equation 6)."""
+        """L(w, x) + beta L_FedDecorr(w, x)."""
         if not self.beta:
             return loss
 
@@ -49,7 +49,7 @@ def correlations(z: Tensor, scale: Literal["paper", "code"]) -> Tensor:
 
     Args:
         z: What the classifier receives, ``[b, l]``.
-        scale: ``paper``: ||K||_F^2 / l^2 with the correlations K (equation 5). ``code``: the mean of the squares off K's diagonal,
+        scale: ``paper``: ||K||_F^2 / l^2 with the correlations K. ``code``: the mean of the squares off K's diagonal,
             with (b - 1) in the place of 1, divided by b.
 
     Returns:
