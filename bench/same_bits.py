@@ -104,6 +104,7 @@ CASES: dict[str, dict[str, Any]] = {
     "feddpgan": {**GANS, "images_per_class": 4},
     "feddpms": DPMS,
     "feddyn": SGD,
+    "feddc": {"participation": 0.5},
     "fedmix": {"group_size": 16, "first_order": True, **SGD},  # a run's folder names it only where it is false
     "fednova": {},
     "fedprox": {"mu": 0.1},

@@ -178,6 +178,8 @@ class Shared(TypedDict, total=False):
     """Synthetic images on which the classifier is trained."""
     noise: Literal["none", "dpsgd", "paper_eq3", "absolute", "sensitivity"]
     """Noise on the gradients of the clients' conditional VAEs: none, or dpsgd, clipped per image and accounted."""
+    dc_alpha: float
+    """Weight of the penalty on the drift (alpha)."""
     gan_iterations: int
     """Steps of the generator in the pre-training, each after `gan_critic_steps` of the critic."""
     gan_chunk: int

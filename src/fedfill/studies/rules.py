@@ -45,6 +45,7 @@ NOT_TRIED: Mapping[str, str] = {
     "fedntd": "against forgetting the classes that a client lacks, as head=ccvr is; one forward pass more in each step",
     "feddecorr": "for clients with few classes each and wide representations; small gains in its paper",
     "fedsam": "for long runs on unlike clients with a tuned rho; twice the time of a round",
+    "feddc": "scaffold and feddyn at once, at scaffold's bytes; a study tries scaffold",
     "fedlc, fedrs": "for clients that lack classes, as head=ccvr is, which a study does try",
     "moon, feddyn, fednova, qffl": "close to fedavg or slower in most published comparisons; 'fedfill compare' has them",
 }
