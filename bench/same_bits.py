@@ -125,6 +125,7 @@ CASES: dict[str, dict[str, Any]] = {
     "fedntd": {},
     "feddecorr": {},
     "fedsam": {},
+    "fedcurv": {"participation": 0.5},
     "naivemix": {"group_size": 16},
     "partialfed": {"model": "mlp"},
     "pfed3r": SUMS,

@@ -156,6 +156,8 @@ class Shared(TypedDict, total=False):
     """Covariance of the classes: one for all (shared), one for each (class), variances for each (diagonal: ..."""
     shrinkage: Literal["oas"] | float
     """Share of a multiple of the identity in the shared covariance, by the oracle approximating rule (oas) or ..."""
+    curv_lambda: float
+    """Weight of the others' penalties (lambda); 0: FedAvg, and nothing more is sent."""
     aggregate: Literal["kd", "ens"]
     """What makes the images: one decoder that learns from all clients' (kd), or the clients' own (ens)."""
     latent: int | None
