@@ -182,6 +182,16 @@ class Shared(TypedDict, total=False):
     """Noise on the gradients of the clients' conditional VAEs: none, or dpsgd, clipped per image and accounted."""
     dc_alpha: float
     """Weight of the penalty on the drift (alpha)."""
+    band: float
+    """Which frequencies are low, as a share of the images' shorter side (L)."""
+    bank_size: int
+    """Images of each client whose amplitudes are shared, at the most."""
+    mix: float
+    """Largest share of the foreign amplitude in a mixed one; 0: images stay as they are."""
+    episode: bool
+    """Whether the loss on the changed images is taken after a step on the others."""
+    inner_rate: float
+    """With episode=true: size of that step (beta)."""
     gan_iterations: int
     """Steps of the generator in the pre-training, each after `gan_critic_steps` of the critic."""
     gan_chunk: int
@@ -252,8 +262,6 @@ class Shared(TypedDict, total=False):
     """Length to which an image is shortened before it is summed, in shares of a white image's; none: 1 without ..."""
     missing: Literal["mask", "one"]
     """A class of which a client has no sample: it has no part in the loss (mask), or counts as one sample (one)."""
-    mix: float
-    """Share of the mean in a mixed sample (lambda)."""
     group_size: int
     """Samples behind a mean, at the least (M_k); 1 shares the samples themselves."""
     first_order: bool

@@ -47,6 +47,7 @@ NOT_TRIED: Mapping[str, str] = {
     "fedsam": "for long runs on unlike clients with a tuned rho; twice the time of a round",
     "feddc": "scaffold and feddyn at once, at scaffold's bytes; a study tries scaffold",
     "fedcurv": "three times fedavg's bytes, and lambda has to be tuned for each network",
+    "feddg": "for a model that shall serve looks that no client has, which no split of the clients' own shows",
     "fedlc, fedrs": "for clients that lack classes, as head=ccvr is, which a study does try",
     "moon, feddyn, fednova, qffl": "close to fedavg or slower in most published comparisons; 'fedfill compare' has them",
 }
