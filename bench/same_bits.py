@@ -113,6 +113,7 @@ CASES: dict[str, dict[str, Any]] = {
     "dpmerf": {**IMAGES, "embedding": "fourier(200)", "generator_steps": 20, "generator_width": 8},
     "fedgauss, noise": {**IMAGES, "target_epsilon": 10.0, "trust": "server"},
     "feddg": {"band": 0.3, "bank_size": 10},
+    "fedda-cvae": {"partition": "classes:3"},
     "fedvae": {},
     "fedzdac": ZDA,
     "fedzdas": ZDA,

@@ -180,6 +180,18 @@ class Shared(TypedDict, total=False):
     """Synthetic images on which the classifier is trained."""
     noise: Literal["none", "dpsgd", "paper_eq3", "absolute", "sensitivity"]
     """Noise on the gradients of the clients' conditional VAEs: none, or dpsgd, clipped per image and accounted."""
+    vae_weight: float
+    """Weight of divergence and reconstruction loss beside the cross-entropy (lambda)."""
+    reconstruction: Literal["mse", "mse_sum", "bce_sum"]
+    """Reconstruction loss: squared error averaged over pixels (the paper), summed, or binary cross-entropy summed."""
+    reconstruction_weight: float
+    """Factor of the reconstruction loss beside the divergence; both are multiplied by vae_weight."""
+    kl: Literal["sum", "mean"]
+    """Divergence summed or averaged over the latent's coordinates."""
+    knowledge_round: int | None
+    """Rounds before the exchange of codes; none: 40 % of all rounds."""
+    spread: float
+    """Standard deviation of the noise around a merged code, in each coordinate."""
     dc_alpha: float
     """Weight of the penalty on the drift (alpha)."""
     band: float
@@ -210,14 +222,6 @@ class Shared(TypedDict, total=False):
     """Channels of the widest layers of generator and critic; the others have two and four times as many."""
     gan_average: float
     """Decay of a moving average of the generator that makes the images; 0: the generator itself does."""
-    vae_weight: float
-    """Weight of divergence and reconstruction loss beside the cross-entropy (lambda)."""
-    reconstruction: Literal["mse", "mse_sum", "bce_sum"]
-    """Reconstruction loss: squared error averaged over pixels (the paper), summed, or binary cross-entropy summed."""
-    reconstruction_weight: float
-    """Factor of the reconstruction loss beside the divergence; both are multiplied by vae_weight."""
-    kl: Literal["sum", "mean"]
-    """Divergence summed or averaged over the latent's coordinates."""
     n_classes: Literal["auto"] | int
     """Abundant and scarce classes that a client names (n); auto: the least number of classes that any client ..."""
     alpha: Literal["auto"] | int

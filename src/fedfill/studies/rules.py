@@ -48,6 +48,7 @@ NOT_TRIED: Mapping[str, str] = {
     "feddc": "scaffold and feddyn at once, at scaffold's bytes; a study tries scaffold",
     "fedcurv": "three times fedavg's bytes, and lambda has to be tuned for each network",
     "feddg": "for a model that shall serve looks that no client has, which no split of the clients' own shows",
+    "fedda-cvae": "images by decoders that may never have seen the class; those of feddpms brought little here",
     "fedlc, fedrs": "for clients that lack classes, as head=ccvr is, which a study does try",
     "moon, feddyn, fednova, qffl": "close to fedavg or slower in most published comparisons; 'fedfill compare' has them",
 }
