@@ -61,8 +61,9 @@ EACH: dict[str, tuple[int, int]] = {
     **dict.fromkeys(("fedavg", "fedprox", "feddyn", "dpfedavg", "fixmatch", "mixup"), (4 * P, 4 * P + 8)),
     **dict.fromkeys(("fednova", "qffl"), (4 * P, 4 * P + 16)),
     **dict.fromkeys(("fedavgm", "fedadam", "fedyogi", "fedadagrad"), (4 * P, 4 * P + 8)),
-    "scaffold": (8 * P, 8 * P + 8),
-    **dict.fromkeys(("fedlc", "fedrs", "fedntd"), (4 * P, 4 * P + 8)),
+    **dict.fromkeys(("scaffold", "feddc"), (8 * P, 8 * P + 8)),
+    **dict.fromkeys(("fedlc", "fedrs", "fedntd", "feddecorr", "fedsam"), (4 * P, 4 * P + 8)),
+    "fedcurv": (12 * P, 12 * P + 8),
     "moon": (4 * PM, 4 * PM + 8),
     "fedvae": (4 * (PV + D), 4 * (PV + D) + 8),
     **dict.fromkeys(("pfedavg", "partialfed"), (4 * P, 4 * P + 8)),
@@ -122,6 +123,20 @@ def expected(name: str, result: fedfill.Result) -> dict[str, dict[str, int]]:
         return {
             "share_means": {"down": 0, "up": means},
             "train_mixed": {"down": K * (T * 4 * P + means), "up": K * T * (4 * P + 8)},
+        }
+    if name == "fedda-cvae":  # the codes are exchanged before the second round
+        rows = json.loads((result.directory / "partition.json").read_text())["clients"]
+        classes = sum(n > 0 for row in rows for n in row)
+        return {
+            "share_knowledge": {"down": K * 4 * PV, "up": classes * (4 * L + 8)},
+            "train_filled": {"down": K * (T * 4 * PV + CLASSES * (4 * L + 1)), "up": K * T * (4 * PV + 8)},
+        }
+    if name == "feddg":  # of images of 8 pixels a tenth is less than one frequency: s is 1
+        sizes = [sum(row) for row in json.loads((result.directory / "partition.json").read_text())["clients"]]
+        bank = sum(min(50, n) for n in sizes)
+        return {
+            "share_spectra": {"down": 0, "up": 4 * bank},
+            "train_styled": {"down": K * (T * 4 * P + bank * (4 + 8)), "up": K * T * (4 * P + 8)},
         }
     if name.startswith("sdafl"):  # in the first round no image has a label, unless the GANs know them
         known = name == "sdafl-ac"

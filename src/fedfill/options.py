@@ -142,7 +142,7 @@ class Shared(TypedDict, total=False):
     """Ridge penalty: chosen by generalised cross-validation (gcv) or by the evidence (evidence), both from the ..."""
     column_norm: bool
     """Whether each class's weights are scaled to length 1, a heuristic against uneven classes."""
-    scale: Literal["auto"] | float
+    scale: Literal["auto", "paper", "code"] | float
     """What the head is multiplied by, which changes no prediction: its softmax shall be as sharp as it is ..."""
     server_rate: float
     """Step size of the server (eta): about how far a parameter moves in a round."""
@@ -156,6 +156,8 @@ class Shared(TypedDict, total=False):
     """Covariance of the classes: one for all (shared), one for each (class), variances for each (diagonal: ..."""
     shrinkage: Literal["oas"] | float
     """Share of a multiple of the identity in the shared covariance, by the oracle approximating rule (oas) or ..."""
+    curv_lambda: float
+    """Weight of the others' penalties (lambda); 0: FedAvg, and nothing more is sent."""
     aggregate: Literal["kd", "ens"]
     """What makes the images: one decoder that learns from all clients' (kd), or the clients' own (ens)."""
     latent: int | None
@@ -178,6 +180,30 @@ class Shared(TypedDict, total=False):
     """Synthetic images on which the classifier is trained."""
     noise: Literal["none", "dpsgd", "paper_eq3", "absolute", "sensitivity"]
     """Noise on the gradients of the clients' conditional VAEs: none, or dpsgd, clipped per image and accounted."""
+    vae_weight: float
+    """Weight of divergence and reconstruction loss beside the cross-entropy (lambda)."""
+    reconstruction: Literal["mse", "mse_sum", "bce_sum"]
+    """Reconstruction loss: squared error averaged over pixels (the paper), summed, or binary cross-entropy summed."""
+    reconstruction_weight: float
+    """Factor of the reconstruction loss beside the divergence; both are multiplied by vae_weight."""
+    kl: Literal["sum", "mean"]
+    """Divergence summed or averaged over the latent's coordinates."""
+    knowledge_round: int | None
+    """Rounds before the exchange of codes; none: 40 % of all rounds."""
+    spread: float
+    """Standard deviation of the noise around a merged code, in each coordinate."""
+    dc_alpha: float
+    """Weight of the penalty on the drift (alpha)."""
+    band: float
+    """Which frequencies are low, as a share of the images' shorter side (L)."""
+    bank_size: int
+    """Images of each client whose amplitudes are shared, at the most."""
+    mix: float
+    """Largest share of the foreign amplitude in a mixed one; 0: images stay as they are."""
+    episode: bool
+    """Whether the loss on the changed images is taken after a step on the others."""
+    inner_rate: float
+    """With episode=true: size of that step (beta)."""
     gan_iterations: int
     """Steps of the generator in the pre-training, each after `gan_critic_steps` of the critic."""
     gan_chunk: int
@@ -196,14 +222,6 @@ class Shared(TypedDict, total=False):
     """Channels of the widest layers of generator and critic; the others have two and four times as many."""
     gan_average: float
     """Decay of a moving average of the generator that makes the images; 0: the generator itself does."""
-    vae_weight: float
-    """Weight of divergence and reconstruction loss beside the cross-entropy (lambda)."""
-    reconstruction: Literal["mse", "mse_sum", "bce_sum"]
-    """Reconstruction loss: squared error averaged over pixels (the paper), summed, or binary cross-entropy summed."""
-    reconstruction_weight: float
-    """Factor of the reconstruction loss beside the divergence; both are multiplied by vae_weight."""
-    kl: Literal["sum", "mean"]
-    """Divergence summed or averaged over the latent's coordinates."""
     n_classes: Literal["auto"] | int
     """Abundant and scarce classes that a client names (n); auto: the least number of classes that any client ..."""
     alpha: Literal["auto"] | int
@@ -248,8 +266,6 @@ class Shared(TypedDict, total=False):
     """Length to which an image is shortened before it is summed, in shares of a white image's; none: 1 without ..."""
     missing: Literal["mask", "one"]
     """A class of which a client has no sample: it has no part in the loss (mask), or counts as one sample (one)."""
-    mix: float
-    """Share of the mean in a mixed sample (lambda)."""
     group_size: int
     """Samples behind a mean, at the least (M_k); 1 shares the samples themselves."""
     first_order: bool
@@ -268,6 +284,12 @@ class Shared(TypedDict, total=False):
     """Scale of the scores of missing classes (alpha); 1: FedAvg."""
     missing_below: int
     """A class counts as missing at a client with fewer samples of it than this."""
+    rho: float
+    """How far away the gradient is taken; 0: FedAvg."""
+    adaptive: bool
+    """Whether distances are measured in each parameter's own size (FedASAM)."""
+    asam_eta: float
+    """With adaptive=true: what is added to each parameter's size."""
     start_round: int | None
     """Rounds of plain training before the first synthetic image; none: 80 % of all rounds (section 4.6)."""
     inversion_steps: int

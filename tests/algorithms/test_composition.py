@@ -220,6 +220,8 @@ def quick(name: str) -> dict[str, Any]:
         extra |= {"images_per_class": 2, "inversion_steps": 3}
     if name == "fraug":
         extra |= {"local_steps": 3}
+    if name == "feddg":
+        extra |= {"bank_size": 4}
     if name == "dpfedavg":
         extra |= {"noise_multiplier": 1e-3}
     if name == "semifl":
@@ -253,7 +255,7 @@ def test_augmentation_reaches_all_that_is_trained_on_or_is_refused(name: str, mo
     monkeypatch.setattr(Encoder, "forward", spied(Encoder.forward))
     monkeypatch.setattr(Encoder, "distribution", spied(Encoder.distribution))
     monkeypatch.setattr("fedfill.training.fit.augmented", lambda images, kind, generator: torch.full_like(images, 0.25))
-    extra = quick(name) | ({"mix": 0.0} if name in ("naivemix", "fedmix") else {})
+    extra = quick(name) | ({"mix": 0.0} if name in ("naivemix", "fedmix", "feddg") else {})
     federation = small_federation(labelled=8 if name in ("semifl", "fixmatch") else None)
     algorithm = find(name)(**extra, augmentation="crop")
     if name in ("fixmatch", "mixup", "semifl", "sdafl", "sdafl-ac"):

@@ -26,6 +26,8 @@ TABLE: dict[str, dict[str, str]] = {
         **CONTRIBUTED, "benefited": INDEPENDENT, "shared.classes": UNBOUNDED, "shared.counts": AT_RUN_TIME,
         "shared.codes": AT_RUN_TIME, "acceptance": AT_RUN_TIME,
     },
+    "fedda_cvae.OwnKnowledge": {"codes": UNBOUNDED, "classes": UNBOUNDED},
+    "feddg.SharedSpectra": {"amplitudes": UNBOUNDED},
     "fedmix.MixedUpdate": {**CONTRIBUTED, "below": UNBOUNDED},
     "naivemix.SharedMeans": {"means": UNBOUNDED},
     "fedzda.ZeroShotUpdate": {**CONTRIBUTED, "model": UNBOUNDED, "losses": INDEPENDENT},

@@ -29,7 +29,7 @@ class FedBN(FedAvg):
     paper: ClassVar = {
         "": {"optimizer": "sgd", "learning_rate": 0.01, "lr_decay": 1.0, "batch_size": 32, "local_epochs": 1}
     }
-    whole: ClassVar = {"local": ("moon", "scaffold"), "aggregation": ("qffl",)}
+    whole: ClassVar = {"local": ("moon", "scaffold", "fedcurv"), "aggregation": ("qffl",)}
     """What needs a whole model of the server's, and so is refused."""
 
     weighting: Literal["samples", "uniform"] = "uniform"

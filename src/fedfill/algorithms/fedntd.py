@@ -30,7 +30,7 @@ class FedNTD(FedAvg):
     """Temperature of both softmaxes (tau)."""
 
     def objective(self, start: Start, loss: Loss) -> Loss:
-        """L_CE + beta L_NTD (equation 5)."""
+        """L_CE + beta L_NTD."""
         if not self.beta:
             return loss
 
@@ -50,7 +50,7 @@ class FedNTD(FedAvg):
 
 
 def not_true_distance(z: Tensor, z_global: Tensor, labels: Tensor, temperature: float) -> Tensor:
-    """tau^2 KL(softmax of z_global / tau || softmax of z / tau), the true class left out of both, the mean (equation 4).
+    """tau^2 KL(softmax of z_global / tau || softmax of z / tau), the true class left out of both, the mean.
 
     Args:
         z: Scores of the model in training, ``[b, classes]``.

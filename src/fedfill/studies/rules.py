@@ -43,6 +43,12 @@ NOT_TRIED: Mapping[str, str] = {
     "fedgauss with --extra": "synthetic images from sums beside each client's own; two commands, see docs/synthetic-data.md",
     "fedavgm, fedadam, fedyogi, fedadagrad": "they pay where few of many clients take part and server_rate is tuned",
     "fedntd": "against forgetting the classes that a client lacks, as head=ccvr is; one forward pass more in each step",
+    "feddecorr": "for clients with few classes each and wide representations; small gains in its paper",
+    "fedsam": "for long runs on unlike clients with a tuned rho; twice the time of a round",
+    "feddc": "scaffold and feddyn at once, at scaffold's bytes; a study tries scaffold",
+    "fedcurv": "three times fedavg's bytes, and lambda has to be tuned for each network",
+    "feddg": "for a model that shall serve looks that no client has, which no split of the clients' own shows",
+    "fedda-cvae": "images by decoders that may never have seen the class; those of feddpms brought little here",
     "fedlc, fedrs": "for clients that lack classes, as head=ccvr is, which a study does try",
     "moon, feddyn, fednova, qffl": "close to fedavg or slower in most published comparisons; 'fedfill compare' has them",
 }

@@ -16,14 +16,15 @@ from dataclasses import replace
 from typing import Any, cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.func import functional_call, vmap
 
 from fedfill.data.samples import Batch, normalise
 from fedfill.models.layers import Streams, draws_from
 from fedfill.streams import torch_stream
 from fedfill.training.augmentation import augmented
-from fedfill.training.fit import Context, Fit, Fitted, Loss, Resident, positions, training_mode
+from fedfill.training.fit import Context, Fit, Fitted, Resident, positions, training_mode
+from fedfill.training.functional import Program
 from fedfill.training.optimizers import Momenta
 from fedfill.tree import Weights
 
@@ -68,7 +69,7 @@ def fit_stacked(
     first = requests[0]
     model = resident.load(first.weights)
     training_mode(model, first.training.buffers)
-    program = _Program(model, first.loss)
+    program = Program(model, first.loss)
     trained = [name for name, p in model.named_parameters() if name in first.weights and p.requires_grad]
     if not trained:
         raise NotStackedError("nothing to train")
@@ -138,18 +139,6 @@ class _MiniBatches:
         return Batch(inputs, self._labels[whole], index)
 
 
-class _Program(nn.Module):
-    """A loss as a module, so that its model can be lent other tensors."""
-
-    def __init__(self, model: nn.Module, loss: Loss) -> None:
-        super().__init__()
-        self.model = model
-        self.loss = loss
-
-    def forward(self, inputs: Tensor, labels: Tensor, index: Tensor, context: Context) -> Tensor:
-        return self.loss(self.model, Batch(inputs, labels, index), context)
-
-
 class _Stack:
     """The tensors of all clients ``[K, ...]``, and what their optimizers remember."""
 
@@ -183,7 +172,7 @@ class _Stack:
         return [{name: row[k] for name, row in rows.items()} for k in range(len(next(iter(rows.values()))))]
 
     def step(
-        self, program: _Program, members: list[int], batch: Batch, draws: list[torch.Generator], done: int
+        self, program: Program, members: list[int], batch: Batch, draws: list[torch.Generator], done: int
     ) -> Tensor:
         """One step of some clients, which all have made as many before; their losses ``[len(members)]``."""
         everyone = len(members) == len(next(iter(self.tensors.values())))

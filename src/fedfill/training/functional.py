@@ -1,0 +1,72 @@
+"""A loss as a function of a model's tensors: what it is, and its gradient, elsewhere than where the model stands."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from fedfill.data.samples import Batch
+from fedfill.training.fit import Context, Loss
+from fedfill.tree import Weights
+
+
+class Program(nn.Module):
+    """A loss as a module, so that its model can be lent other tensors.
+
+    Args:
+        model: What the loss is of.
+        loss: A pure function (model, batch, context) -> scalar.
+    """
+
+    def __init__(self, model: nn.Module, loss: Loss) -> None:
+        super().__init__()
+        self.model = model
+        self.loss = loss
+
+    def forward(self, inputs: Tensor, labels: Tensor, index: Tensor, context: Context) -> Tensor:
+        """The loss of one mini-batch, a scalar."""
+        return self.loss(self.model, Batch(inputs, labels, index), context)
+
+
+def loss_at(loss: Loss, model: nn.Module, lent: Weights, batch: Batch, context: Context) -> Tensor:
+    """A loss of a model with other tensors in the place of some of its own.
+
+    Args:
+        loss: A pure function (model, batch, context) -> scalar.
+        model: Keeps its tensors, but for running statistics that are not among `lent`.
+        lent: By the names of the model; of what layers share, the first name alone.
+        batch: One mini-batch.
+        context: As a loss gets it.
+
+    Returns:
+        A scalar, with a graph to `lent` and to the model's other parameters.
+    """
+    named = {f"model.{name}": tensor for name, tensor in lent.items()}
+    given = (batch.inputs, batch.labels, batch.index, context)
+    return cast("Tensor", functional_call(Program(model, loss), named, given))
+
+
+def gradient(loss: Loss, model: nn.Module, batch: Batch, context: Context) -> Weights:
+    """The gradient of a loss where the model stands, taken without a trace.
+
+    Running statistics stay, and the stream of draws is put back, so that the next pass drops the same units.
+
+    Args:
+        loss: A pure function (model, batch, context) -> scalar.
+        model: In the mode in which it is trained.
+        batch: One mini-batch.
+        context: As a loss gets it.
+
+    Returns:
+        By the names of the parameters on which the loss depends, of what layers share the first.
+    """
+    draws = context.generator.get_state()
+    still = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    own = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    here = loss_at(loss, model, still, batch, context)
+    found = torch.autograd.grad(here, list(own.values()), allow_unused=True)
+    context.generator.set_state(draws)
+    return {name: g for name, g in zip(own, found, strict=True) if g is not None}
