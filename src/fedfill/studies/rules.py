@@ -44,6 +44,7 @@ NOT_TRIED: Mapping[str, str] = {
     "fedavgm, fedadam, fedyogi, fedadagrad": "they pay where few of many clients take part and server_rate is tuned",
     "fedntd": "against forgetting the classes that a client lacks, as head=ccvr is; one forward pass more in each step",
     "fedlc, fedrs": "for clients that lack classes, as head=ccvr is, which a study does try",
+    "fedper, lgfedavg": "they pay where clients have many samples each and classes of their own, or look very different",
     "moon, feddyn, fednova, qffl": "close to fedavg or slower in most published comparisons; 'fedfill compare' has them",
 }
 """What is left out whatever was seen, and why."""
