@@ -118,6 +118,8 @@ CASES: dict[str, dict[str, Any]] = {
     "fedzdac": ZDA,
     "fedzdas": ZDA,
     "fixmatch": FEW_LABELS,
+    "fedper": {},
+    "lgfedavg": {"warm_rounds": 1},
     "fraug": FRAUG,
     "local": {},
     "mixup": FEW_LABELS,

@@ -36,6 +36,7 @@ def count(weights: Weights) -> int:
 
 
 P, PM = count(parameters()), count(parameters("projection"))
+PH = L * CLASSES + CLASSES  # the classifier
 BN = sum(
     t.numel() * t.element_size()
     for t in weights_of(build("cnn2bn", (1, 8, 8), CLASSES, ModelSettings(), seed=0)).values()
@@ -68,6 +69,7 @@ EACH: dict[str, tuple[int, int]] = {
     "fedvae": (4 * (PV + D), 4 * (PV + D) + 8),
     **dict.fromkeys(("pfedavg", "partialfed"), (4 * P, 4 * P + 8)),
     "fedbn": (SHARED, SHARED + 8),
+    "fedper": (4 * (P - PH), 4 * (P - PH) + 8),
     "local": (0, 0),
 }
 
@@ -77,6 +79,8 @@ def expected(name: str, result: fedfill.Result) -> dict[str, dict[str, int]]:
     if name in EACH:
         down, up = EACH[name]
         return {"train": {"down": K * T * down, "up": K * T * up}}
+    if name == "lgfedavg":
+        return {"train_divided": {"down": K * T * 4 * PH, "up": K * T * (4 * PH + 8)}}
     if name == "fraug":
         each = SHARED + GENERATOR
         return {"train_augmented": {"down": K * T * (each + 16), "up": K * T * (each + 8)}}

@@ -274,6 +274,8 @@ class Shared(TypedDict, total=False):
     """Whether no sample's loss may fall below zero, which mixup's can't either; ours, not the paper's."""
     temperature: float
     """Temperature of both softmaxes (tau)."""
+    personal_layers: int
+    """How many layers stay with the client (K_P): the part classifier counts as one, the others are the last ..."""
     components: int
     """Gaussians of each class at each client (K); one with a target_epsilon, which is of all clients' records ..."""
     head_steps: int
@@ -368,6 +370,8 @@ class Shared(TypedDict, total=False):
     """Whether the generator's batch norm is averaged, or stays with the clients."""
     generator_every: int
     """Mini-batches for each step of generator and transformation."""
+    warm_rounds: int
+    """Rounds of FedAvg of the whole model before it is divided; the paper's experiments go on from a model of ..."""
     mixup_alpha: float
     """Mixing shares come from Beta(alpha, alpha); 0: samples as they are."""
     contrast: Literal["projection", "latent", "logits"]

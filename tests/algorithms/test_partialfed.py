@@ -8,10 +8,10 @@ from torch.nn import functional
 
 import fedfill
 from fedfill.algorithms.fedavg import FedAvg
-from fedfill.algorithms.partialfed import PartialFed, layers_of
+from fedfill.algorithms.partialfed import PartialFed
 from fedfill.data.samples import Batch, normalise
 from fedfill.models.networks import ModelSettings, build
-from fedfill.models.views import weights_of
+from fedfill.models.views import layers_of, weights_of
 from fedfill.protocol.client import Client, State
 from fedfill.streams import torch_stream
 from fedfill.training.fit import Fit, LocalTraining, fit

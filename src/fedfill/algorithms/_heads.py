@@ -212,7 +212,7 @@ class Headed(Algorithm):
             )
         if self.head.personal and not self.personal:
             raise FedfillError(
-                f"head: found {self.head.name} with {self.name}, whose clients have no models of their own; allowed with fedbn and fraug"
+                f"head: found {self.head.name} with {self.name}, whose clients have no models of their own; allowed with fedbn, fraug and lgfedavg"
             )
         if self.head.personal and self.head_every is not None:
             raise FedfillError(

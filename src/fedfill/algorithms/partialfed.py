@@ -20,7 +20,7 @@ from torch.nn import functional
 from fedfill.algorithms import Broadcast, Update
 from fedfill.algorithms.fedavg import FedAvg
 from fedfill.errors import FedfillError
-from fedfill.models.views import NORMALISATION, first_names, normalisation, part, trainable
+from fedfill.models.views import NORMALISATION, first_names, layers_of, normalisation, part, trainable
 from fedfill.protocol.client import Client, client_handler
 from fedfill.tree import Tree, Weights
 
@@ -141,11 +141,3 @@ class PartialFed(FedAvg):
         client.state.policy = logits.detach()
         own = {name for layer, names in enumerate(groups) if logits[layer, 1] > logits[layer, 0] for name in names}
         return {name: last[name] if first.get(name, name) in own else tensor for name, tensor in received.items()}
-
-
-def layers_of(weights: Weights) -> list[list[str]]:
-    """Names of tensors by the layer that holds them, in the model's order."""
-    groups: dict[str, list[str]] = {}
-    for name in weights:
-        groups.setdefault(name.rpartition(".")[0], []).append(name)
-    return list(groups.values())

@@ -45,6 +45,14 @@ def rest(weights: Weights, *names: str) -> Weights:
     return {key: tensor for key, tensor in weights.items() if key.split(".", 1)[0] not in names}
 
 
+def layers_of(weights: Weights) -> list[list[str]]:
+    """Names of tensors by the layer that holds them, in the model's order."""
+    groups: dict[str, list[str]] = {}
+    for name in weights:
+        groups.setdefault(name.rpartition(".")[0], []).append(name)
+    return list(groups.values())
+
+
 def trainable(model: nn.Module, weights: Weights) -> Weights:
     """Those of the tensors that are trainable parameters of the model: no buffers, nothing that is frozen.
 
