@@ -129,6 +129,7 @@ CASES: dict[str, dict[str, Any]] = {
     "fedntd": {},
     "feddecorr": {},
     "fedsam": {},
+    "mofedsam": {"participation": 0.5},
     "fedcurv": {"participation": 0.5},
     "naivemix": {"group_size": 16},
     "partialfed": {"model": "mlp"},

@@ -64,6 +64,7 @@ EACH: dict[str, tuple[int, int]] = {
     **dict.fromkeys(("fedavgm", "fedadam", "fedyogi", "fedadagrad"), (4 * P, 4 * P + 8)),
     **dict.fromkeys(("scaffold", "feddc"), (8 * P, 8 * P + 8)),
     **dict.fromkeys(("fedlc", "fedrs", "fedntd", "feddecorr", "fedsam"), (4 * P, 4 * P + 8)),
+    "mofedsam": (8 * P, 4 * P + 16),
     "fedcurv": (12 * P, 12 * P + 8),
     "moon": (4 * PM, 4 * PM + 8),
     "fedvae": (4 * (PV + D), 4 * (PV + D) + 8),

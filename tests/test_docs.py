@@ -91,8 +91,9 @@ def test_every_algorithm_has_its_page_and_its_line():
     rows = re.findall(r"^\| \[.+?\]\((.+?)\.md\), `(.+?)` \| (.+) \|$", text, re.M)
     assert {name: use for _, name, use in rows} == built_in()
     assert {page for page, _, _ in rows} == {page.stem for page in ALGORITHMS}
-    # a page of several algorithms has the name of none
-    assert all(page == name or page not in built_in() for page, name, _ in rows)
+    # several algorithms may have one page; what has the name of a page leads to that one
+    pages = {page for page, _, _ in rows}
+    assert all(page == name for page, name, _ in rows if name in pages)
 
 
 def test_every_public_name_is_in_the_reference():

@@ -374,6 +374,8 @@ class Shared(TypedDict, total=False):
     """Rounds of FedAvg of the whole model before it is divided; the paper's experiments go on from a model of ..."""
     mixup_alpha: float
     """Mixing shares come from Beta(alpha, alpha); 0: samples as they are."""
+    own_share: float
+    """Share of the own gradient in a step (beta); 1: FedSAM."""
     contrast: Literal["projection", "latent", "logits"]
     """What is contrasted: the output of a projection head in front of the classifier (the paper), the latent ..."""
     strategy: Literal["fixed", "adaptive"]

@@ -304,7 +304,24 @@ class Tied(torch.nn.Module):
 
 
 @pytest.mark.parametrize(
-    "name", ["fedavg", "fedprox", "scaffold", "fednova", "qffl", "feddyn", "dpfedavg", "partialfed"]
+    "name",
+    [
+        "fedavg",
+        "fedprox",
+        "scaffold",
+        "fednova",
+        "qffl",
+        "feddyn",
+        "dpfedavg",
+        "partialfed",
+        "fedavgm",
+        "fedadam",
+        "feddc",
+        "fedntd",
+        "fedsam",
+        "mofedsam",
+        "fedcurv",
+    ],
 )
 def test_shared_layers_stay_shared(name: str, tmp_path: Path):
     options = {
@@ -327,7 +344,7 @@ class InPlace(torch.nn.Linear):
         return super().forward(x)
 
 
-@pytest.mark.parametrize("name", ["fedavg", "qffl", "fedmix", "naivemix"])
+@pytest.mark.parametrize("name", ["fedavg", "qffl", "fedmix", "naivemix", "fedntd", "fedsam", "fedcurv"])
 def test_a_network_that_works_in_place_leaves_the_data_alone(name: str, tmp_path: Path):
     inputs, labels = torch.randn(200, 6), torch.arange(200) % 3
     data = (inputs.clone(), labels, inputs[:50].clone(), labels[:50])
@@ -351,6 +368,8 @@ STOPPED = {
     "softmax": {"features": "conv(10) > project(16)", "target_epsilon": 5.0},
     "fedbn": {"model": "cnn2bn"}, "lgfedavg": {"warm_rounds": 1}, "fedper": {}, "pfedavg": {"personal_epochs": 2}, "partialfed": {"model": "cnn2bn"},
     "fraug": {"model": "cnn2bn", "local_steps": 3, "generator_norm": "local"},
+    "fedavgm": {}, "fedyogi": {}, "feddc": {}, "fedsam": {}, "mofedsam": {}, "fedcurv": {}, "feddg": {},
+    "fedda-cvae": {"knowledge_round": 1},
     "feddpms": {"local": "scaffold", "optimizer": "sgd", "preliminary_rounds": 1, "alpha": 5, "max_candidates": 50},
 }  # fmt: skip
 

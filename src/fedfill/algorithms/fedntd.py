@@ -35,15 +35,16 @@ class FedNTD(FedAvg):
             return loss
 
         def distilled(model: nn.Module, batch: Batch, context: Context) -> Tensor:
+            with torch.no_grad(), evaluating(model):
+                first = first_names(model)  # of what layers share
+                received = {name: w for name, w in context.received.items() if first.get(name, name) == name}
+                # a network may work in place on what it is given
+                z_global = functional_call(model, received, (batch.inputs.clone(),))  # [b, classes]
             with inputs_of(model) as given, output_of(model) as seen:
                 supervised = loss(model, batch, context)
             # a loss may have passed other samples, or none, through the whole model
             own = [scores for inputs, scores in zip(given, seen, strict=True) if inputs is batch.inputs]
             z = own[-1] if own else model(batch.inputs)  # [b, classes]
-            with torch.no_grad(), evaluating(model):
-                first = first_names(model)  # of what layers share
-                received = {name: w for name, w in context.received.items() if first.get(name, name) == name}
-                z_global = functional_call(model, received, (batch.inputs,))  # [b, classes]
             return supervised + self.beta * not_true_distance(z, z_global, batch.labels, self.temperature)
 
         return distilled

@@ -1,4 +1,4 @@
-"""FedSAM and FedASAM: sharpness-aware minimisation at the clients.
+"""FedSAM, FedASAM and MoFedSAM: sharpness-aware minimisation at the clients.
 
 Caldarola et al., "Improving Generalization in Federated Learning by Seeking Flat Minima", ECCV 2022, and Qu et al., "Generalized
 Federated Learning via Sharpness Aware Minimization", ICML 2022.
@@ -6,16 +6,23 @@ Federated Learning via Sharpness Aware Minimization", ICML 2022.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any, Literal
+
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from fedfill.algorithms import Start
+from fedfill.algorithms import Composable, Start
 from fedfill.algorithms.fedavg import FedAvg
 from fedfill.data.samples import Batch
-from fedfill.training.fit import Context, Loss
+from fedfill.errors import FedfillError
+from fedfill.models.views import trainable
+from fedfill.protocol.server import Server
+from fedfill.training.fit import Context, Loss, Penalty
 from fedfill.training.functional import gradient, loss_at
-from fedfill.tree import Weights
+from fedfill.training.optimizers import OptimizerName
+from fedfill.tree import Tree, Weights, zeros_like
 
 
 class FedSAM(FedAvg):
@@ -63,3 +70,67 @@ class FedSAM(FedAvg):
         norm = torch.stack([step.double().square().sum() for step in scaled.values()]).sum().sqrt()
         share = (self.rho / (norm + 1e-12)).float()
         return {name: share * sizes[name] * step for name, step in scaled.items()}
+
+
+class MoFedSAM(FedSAM):
+    """FedSAM whose clients step along a mix of their own gradient and of the cohort's last direction (Qu et al., algorithm 2).
+
+    Use it in the place of fedsam when few of many clients take part in a round; without rho it is FedCM.
+    """
+
+    name = "mofedsam"
+    scales = True
+    unfair = (
+        "the cohort's direction is read off plain gradient steps; give the others optimizer=sgd and its learning_rate"
+    )
+
+    own_share: float = Field(default=0.1, gt=0, le=1)
+    """Share of the own gradient in a step (beta); 1: FedSAM."""
+
+    optimizer: OptimizerName = "sgd"
+    """Of the local training: sgd, since the direction is read off its steps."""
+    learning_rate: float = Field(default=0.05, gt=0, allow_inf_nan=False)
+    """Step size of the local training."""
+    weighting: Literal["uniform"] = "uniform"
+    """Weights of the average: the direction is of the plain mean."""
+
+    def check_compatible(self, whole: Composable) -> None:
+        """The cohort's direction is read off plain gradient steps."""
+        super().check_compatible(whole)
+        if whole.optimizer != "sgd" or whole.momentum:
+            found = f"optimizer={whole.optimizer}" + (f" and momentum={whole.momentum:g}" if whole.momentum else "")
+            raise FedfillError(
+                f"optimizer: found {found} with mofedsam, whose direction is the steps divided by the learning rate; allowed: "
+                "optimizer=sgd and momentum=0"
+            )
+
+    def server_state(self, initial: Weights) -> dict[str, Tree]:
+        """The global model, and M; None stands for zeros."""
+        return {**super().server_state(initial), "direction": None}
+
+    def down(self, server: Server) -> Weights:
+        """The cohort's last direction M."""
+        weights = server.state.weights
+        return server.state.direction or zeros_like(trainable(server.model(weights), weights))
+
+    def objective(self, start: Start, loss: Loss) -> Loss:
+        """Beta F(w + e): its gradient is the own part of v = beta g + (1 - beta) M."""
+        sharp = super().objective(start, loss)
+        return lambda model, batch, context: self.own_share * sharp(model, batch, context)
+
+    def penalty(self, start: Start) -> Penalty:
+        """(1 - beta) <M, w>, whose gradient is the common part of v."""
+        return Penalty(slope={name: (1 - self.own_share) * m for name, m in (start.control or {}).items()})
+
+    def pack(self, start: Start, trained: Weights, steps: int) -> tuple[Weights, float]:
+        """The model, and K_i."""
+        return trained, float(steps)
+
+    def combine(self, server: Server, weights: Weights, mean: Weights, replies: Sequence[Any]) -> Weights:
+        """The mean, and M <- -mean(D_i) / (K lr) with K the mean of the K_i; where nobody made a step, M stays."""
+        steps = sum(reply.scale for reply in replies) / len(replies)
+        moved = steps * self.training(server.round).learning_rate
+        parameters = trainable(server.model(weights), weights)
+        if moved:
+            server.state.direction = {name: (w - mean[name]) / moved for name, w in parameters.items()}
+        return mean

@@ -44,7 +44,7 @@ NOT_TRIED: Mapping[str, str] = {
     "fedavgm, fedadam, fedyogi, fedadagrad": "they pay where few of many clients take part and server_rate is tuned",
     "fedntd": "against forgetting the classes that a client lacks, as head=ccvr is; one forward pass more in each step",
     "feddecorr": "for clients with few classes each and wide representations; small gains in its paper",
-    "fedsam": "for long runs on unlike clients with a tuned rho; twice the time of a round",
+    "fedsam, mofedsam": "for long runs on unlike clients with a tuned rho; twice the time of a round",
     "feddc": "scaffold and feddyn at once, at scaffold's bytes; a study tries scaffold",
     "fedcurv": "three times fedavg's bytes, and lambda has to be tuned for each network",
     "feddg": "for a model that shall serve looks that no client has, which no split of the clients' own shows",

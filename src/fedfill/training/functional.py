@@ -66,7 +66,9 @@ def gradient(loss: Loss, model: nn.Module, batch: Batch, context: Context) -> We
     draws = context.generator.get_state()
     still = {name: buffer.clone() for name, buffer in model.named_buffers()}
     own = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    here = loss_at(loss, model, still, batch, context)
+    # a network may work in place on what it is given
+    given = Batch(batch.inputs.clone(), batch.labels, batch.index)
+    here = loss_at(loss, model, still, given, context)
     found = torch.autograd.grad(here, list(own.values()), allow_unused=True)
     context.generator.set_state(draws)
     return {name: g for name, g in zip(own, found, strict=True) if g is not None}
