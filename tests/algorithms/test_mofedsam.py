@@ -30,7 +30,7 @@ def test_a_step_mixes_the_own_gradient_with_the_cohorts_direction():
     algorithm, model = MoFedSAM(rho=0.1), One(1.0)
     start = start_of(one(1.0), control=one(4.0), model=One())
     objective = algorithm.objective(start, lambda m, b, c: m.w.square().sum() / 2)
-    stub = type("Stub", (), {"inputs": None, "labels": None, "index": None})()
+    stub = type("Stub", (), {"inputs": torch.zeros(1), "labels": None, "index": None})()
     objective(model, stub, Context({}, torch.Generator(), 0)).backward()
     algorithm.penalty(start).adder(model)()
     assert model.w.grad.item() == pytest.approx(0.1 * 1.1 + 0.9 * 4.0)

@@ -273,14 +273,7 @@ def _import_file_of(name: str) -> None:
 
 
 def lookup(name: str) -> type[Algorithm] | None:
-    """The algorithm of this name, None where it is not known; nothing of the user's is executed.
-
-    Args:
-        name: Anything.
-
-    Returns:
-        Its class.
-    """
+    """The algorithm of this name, None where it is not known; nothing of the user's is executed."""
     if name not in _registry:
         _import_file_of(name)
     return _registry.get(name) or known_algorithms().get(name)

@@ -9,7 +9,6 @@ from pydantic import Field
 
 from fedfill.algorithms import Composable, Start
 from fedfill.algorithms.fedavg import FedAvg
-from fedfill.errors import FedfillError
 from fedfill.models.views import trainable
 from fedfill.protocol.server import Server
 from fedfill.training.fit import Penalty
@@ -39,12 +38,7 @@ class FedDC(FedAvg):
     def check_compatible(self, whole: Composable) -> None:
         """The gradients' correction is read off plain gradient steps."""
         super().check_compatible(whole)
-        if whole.optimizer != "sgd" or whole.momentum:
-            found = f"optimizer={whole.optimizer}" + (f" and momentum={whole.momentum:g}" if whole.momentum else "")
-            raise FedfillError(
-                f"optimizer: found {found} with feddc, whose correction is the steps divided by the learning rate; allowed: "
-                "optimizer=sgd and momentum=0"
-            )
+        self.require_plain_steps(whole, "whose correction is")
 
     def server_state(self, initial: Weights) -> dict[str, Tree]:
         """The global model, c, and the mean of all clients' h_i; None stands for zeros."""

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from fedfill.algorithms import Composable, Start
 from fedfill.algorithms.fedavg import FedAvg
 from fedfill.data.samples import Batch
-from fedfill.errors import FedfillError
 from fedfill.models.views import trainable
 from fedfill.protocol.server import Server
 from fedfill.training.fit import Context, Loss, Penalty
@@ -97,12 +96,7 @@ class MoFedSAM(FedSAM):
     def check_compatible(self, whole: Composable) -> None:
         """The cohort's direction is read off plain gradient steps."""
         super().check_compatible(whole)
-        if whole.optimizer != "sgd" or whole.momentum:
-            found = f"optimizer={whole.optimizer}" + (f" and momentum={whole.momentum:g}" if whole.momentum else "")
-            raise FedfillError(
-                f"optimizer: found {found} with mofedsam, whose direction is the steps divided by the learning rate; allowed: "
-                "optimizer=sgd and momentum=0"
-            )
+        self.require_plain_steps(whole, "whose direction is")
 
     def server_state(self, initial: Weights) -> dict[str, Tree]:
         """The global model, and M; None stands for zeros."""

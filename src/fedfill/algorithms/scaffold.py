@@ -35,12 +35,7 @@ class Scaffold(FedAvg):
 
     def check_compatible(self, whole: Composable) -> None:
         """Control variates are read off plain gradient steps, and their mean belongs to the mean of the models."""
-        if whole.optimizer != "sgd" or whole.momentum:
-            found = f"optimizer={whole.optimizer}" + (f" and momentum={whole.momentum}" if whole.momentum else "")
-            raise FedfillError(
-                f"optimizer: found {found} with scaffold, whose control variates are the steps divided by the learning rate; "
-                "allowed: optimizer=sgd and momentum=0"
-            )
+        self.require_plain_steps(whole, "whose control variates are")
         if (aggregation := whole.aggregation_of).aggregates:
             raise FedfillError(
                 f"aggregation: found {aggregation.name} with scaffold, whose control variates assume the plain mean of the "
