@@ -69,7 +69,7 @@ EACH: dict[str, tuple[int, int]] = {
     "fedvae": (4 * (PV + D), 4 * (PV + D) + 8),
     **dict.fromkeys(("pfedavg", "partialfed"), (4 * P, 4 * P + 8)),
     "fedbn": (SHARED, SHARED + 8),
-    "fedper": (4 * (P - PH), 4 * (P - PH) + 8),
+    **dict.fromkeys(("fedper", "fedrep", "fedbabu"), (4 * (P - PH), 4 * (P - PH) + 8)),
     "local": (0, 0),
 }
 

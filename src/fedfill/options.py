@@ -152,6 +152,10 @@ class Shared(TypedDict, total=False):
     """What is added to the root of the squares' average: movements far below it are not made larger."""
     beta2: float
     """How much of the squares' average is kept."""
+    personal_epochs: int | None
+    """Epochs of the fine-tuning; 0: none, and clients are judged by the global model."""
+    personal_part: Literal["all", "head"]
+    """What is fine-tuned: the whole copy, or its head alone."""
     covariance: Literal["shared", "class", "diagonal", "none", "full", "diag", "spherical"] | None
     """Covariance of the classes: one for all (shared), one for each (class), variances for each (diagonal: ..."""
     shrinkage: Literal["oas"] | float
@@ -282,6 +286,8 @@ class Shared(TypedDict, total=False):
     """Mini-batches of 256 draws on which the last layer is trained."""
     mu: float
     """Weight of the proximal term."""
+    head_epochs: int
+    """Epochs on the head in a round, before the local epochs, which are the representation's."""
     rs_alpha: float
     """Scale of the scores of missing classes (alpha); 1: FedAvg."""
     missing_below: int
@@ -386,8 +392,6 @@ class Shared(TypedDict, total=False):
     """With strategy=adaptive: temperature of the Gumbel-softmax."""
     nearness: float
     """How close a client's head stays to the shared one: lambda_i as a multiple of its number of records."""
-    personal_epochs: int | None
-    """Epochs of the fine-tuning; none: as many, or as many steps, as the local training has."""
     q: float
     """How much fairness weighs; 0 is the plain mean of the clients."""
     images_per_client: int
