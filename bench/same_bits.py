@@ -119,6 +119,7 @@ CASES: dict[str, dict[str, Any]] = {
     "fedzdas": ZDA,
     "fixmatch": FEW_LABELS,
     "ditto": {},
+    "fedrod": {"partition": "classes:3"},
     "pfedme": {"personal_steps": 3},
     "perfedavg": {"model": "cnn2bn"},
     "fedbabu": {"personal_epochs": 1},

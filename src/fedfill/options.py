@@ -290,6 +290,8 @@ class Shared(TypedDict, total=False):
     """Weight of the proximal term."""
     head_epochs: int
     """Epochs on the head in a round, before the local epochs, which are the representation's."""
+    judged: Literal["personal", "generic"]
+    """Whether clients are judged by both heads together, or by the generic one alone, which is the same model ..."""
     rs_alpha: float
     """Scale of the scores of missing classes (alpha); 1: FedAvg."""
     missing_below: int

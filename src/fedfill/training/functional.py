@@ -69,7 +69,7 @@ def gradient(
     """
     draws = context.generator.get_state()
     still = {name: buffer.clone() for name, buffer in model.named_buffers()}
-    own = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    own: Weights = {name: p for name, p in model.named_parameters() if p.requires_grad}
     if at is not None:
         own = {name: x.detach().requires_grad_() for name, x in at.items()}
     here = loss_at(loss, model, still if at is None else {**still, **own}, batch, context)
