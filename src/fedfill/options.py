@@ -110,8 +110,10 @@ class Shared(TypedDict, total=False):
     """Local objective of another algorithm with its settings, such as fedprox:mu=0.01; none: this one's own."""
     aggregation: str | Algorithm | None
     """Aggregation of another algorithm with its settings, such as qffl:q=1; none: this one's own."""
-    weighting: Literal["uniform", "samples"]
-    """Clients count alike: a client with more samples would have more to hide."""
+    weighting: Literal["samples", "uniform"]
+    """Weights of the average: each client's number of samples, or all equal."""
+    ditto_lambda: float
+    """How close a client's model is held to the global one (lambda); 0: each client alone."""
     clip: float | None
     """Largest l2 norm of a client's update (S), running statistics of batch norm included."""
     noise_multiplier: float
@@ -152,6 +154,10 @@ class Shared(TypedDict, total=False):
     """What is added to the root of the squares' average: movements far below it are not made larger."""
     beta2: float
     """How much of the squares' average is kept."""
+    personal_epochs: int | None
+    """Epochs of the fine-tuning; 0: none, and clients are judged by the global model."""
+    personal_part: Literal["all", "head"]
+    """What is fine-tuned: the whole copy, or its head alone."""
     covariance: Literal["shared", "class", "diagonal", "none", "full", "diag", "spherical"] | None
     """Covariance of the classes: one for all (shared), one for each (class), variances for each (diagonal: ..."""
     shrinkage: Literal["oas"] | float
@@ -282,6 +288,10 @@ class Shared(TypedDict, total=False):
     """Mini-batches of 256 draws on which the last layer is trained."""
     mu: float
     """Weight of the proximal term."""
+    head_epochs: int
+    """Epochs on the head in a round, before the local epochs, which are the representation's."""
+    judged: Literal["personal", "generic"]
+    """Whether clients are judged by both heads together, or by the generic one alone, which is the same model ..."""
     rs_alpha: float
     """Scale of the scores of missing classes (alpha); 1: FedAvg."""
     missing_below: int
@@ -386,10 +396,24 @@ class Shared(TypedDict, total=False):
     """With strategy=adaptive: step size of the policy's Adam."""
     policy_temperature: float
     """With strategy=adaptive: temperature of the Gumbel-softmax."""
+    order: Literal["first", "hessian_free", "exact"]
+    """Second derivatives: left out (first), by a difference of gradients (hessian_free), or exact."""
+    hessian_step: float
+    """With order=hessian_free: how far apart these gradients are (delta)."""
+    inner_share: float
+    """Share of each mini-batch that the inner step is taken on; the rest is for the outer one."""
+    adaptation_steps: int
+    """Steps of size inner_rate that a client takes to its own model; 0: it is judged by the global one."""
     nearness: float
     """How close a client's head stays to the shared one: lambda_i as a multiple of its number of records."""
-    personal_epochs: int | None
-    """Epochs of the fine-tuning; none: as many, or as many steps, as the local training has."""
+    pfedme_lambda: float
+    """How close a client's model is held to the one that it shares (lambda)."""
+    personal_steps: int
+    """Steps towards the client's own model on each mini-batch (K)."""
+    personal_rate: float
+    """Size of these steps."""
+    server_mix: float
+    """How far the server goes towards the average (beta)."""
     q: float
     """How much fairness weighs; 0 is the plain mean of the clients."""
     images_per_client: int

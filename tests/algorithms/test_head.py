@@ -24,7 +24,18 @@ from fedfill.runs.directory import RunDirectory
 
 TINY: dict[str, Any] = {"data": "digits", "clients": 3, "data_fraction": 0.12, "rounds": 2, "seed": 4}
 OURS = {n: k for n, k in known_algorithms().items() if k.__module__.startswith("fedfill.")}
-REFUSING = ("dpfedavg", "fedper", "partialfed", "pfedavg")
+REFUSING = (
+    "dpfedavg",
+    "ditto",
+    "fedbabu",
+    "fedper",
+    "fedrep",
+    "fedrod",
+    "partialfed",
+    "perfedavg",
+    "pfedavg",
+    "pfedme",
+)
 TAKING = [n for n, kind in OURS.items() if issubclass(kind, Headed) and n not in REFUSING]
 HEADS = ["fed3r", "fedcgs", "ccvr:samples=20"]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from fedfill.models.layers import Gaussian, with_streams
 from fedfill.training.fit import Context, Fit, Fitted, LocalTraining, Penalty, Resident, fit
 from fedfill.training.losses import cross_entropy
 from fedfill.training.stacked import NotStackedError, fit_stacked, kind_of
+from fedfill.tree import Weights
 
 CPU = torch.device("cpu")
 
@@ -170,3 +172,20 @@ def test_what_trainings_of_one_kind_have_in_common() -> None:
         World(convolutions, (16,), training),
     ):
         assert kind_of(different.requests[0]) != kind_of(one)
+
+
+@pytest.mark.parametrize("moving", ["4.", "0."], ids=["head", "body"])
+@pytest.mark.parametrize("apart", [False, True])
+def test_tensors_that_are_fixed(moving: str, apart: bool) -> None:
+    """With batch norm among them: its statistics are normalised with, and stay."""
+    world = World(batch_norm, (16, 16, 9), LocalTraining(epochs=2, batch_size=8, **OPTIMIZERS["momentum"]), apart=apart)
+    for k, request in enumerate(world.requests):
+        parts: list[Weights] = [
+            {name: w for name, w in request.weights.items() if name.startswith(moving) is own} for own in (True, False)
+        ]
+        world.requests[k] = replace(request, weights=parts[0], fixed=parts[1])
+    world.agree(4e-6)
+    for request, fitted in zip(world.requests, world.alone(), strict=True):
+        assert fitted.weights.keys() == request.weights.keys()
+        assert all(torch.equal(world.resident.tensors[name], w) for name, w in world.requests[-1].fixed.items())
+    assert kind_of(world.requests[0]) != kind_of(replace(world.requests[0], weights=world.weights, fixed={}))

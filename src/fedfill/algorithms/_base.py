@@ -38,7 +38,7 @@ class Algorithm(BaseModel):
 
     name: ClassVar[str] = ""
     parts: ClassVar[tuple[str, ...]] = ()
-    """Named parts that the algorithm needs in the model; built-in networks make a ``"decoder"`` and a ``"projection"`` on request."""
+    """Named parts that the algorithm needs in the model; built-in networks make a ``"decoder"``, a ``"projection"`` and a ``"personal"`` head on request."""
     personal: ClassVar[bool] = False
     """Whether clients are evaluated with models of their own: those of `personal_weights`."""
     pooled: ClassVar[bool] = False

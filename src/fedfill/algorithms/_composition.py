@@ -261,6 +261,7 @@ class Composable(Headed):
         *,
         data: Samples | None = None,
         beside: Weights | None = None,
+        fixed: Weights | None = None,
         samples_per_epoch: int | None = None,
     ) -> Contribution:
         """Local training with the local objective, and what it brings for the aggregation.
@@ -271,6 +272,7 @@ class Composable(Headed):
             loss: The algorithm's own loss.
             data: Training samples; None: the client's own.
             beside: Tensors that are trained along and have no part in the aggregation.
+            fixed: Tensors that stay as they are and have none either.
             samples_per_epoch: Uniform draws without replacement per epoch; None: every sample.
 
         Returns:
@@ -287,6 +289,7 @@ class Composable(Headed):
             data=start.data,
             samples_per_epoch=samples_per_epoch,
             penalty=self.objective_of.penalty(start),
+            fixed=fixed,
         )
         trained = {name: fitted.weights[name] for name in weights}
         control = self.objective_of.up(start, trained, fitted.steps)

@@ -19,7 +19,7 @@ from fedfill.models.views import NORMALISATION, normalisation, part
 from fedfill.runs.directory import RunDirectory
 from fedfill.tree import Weights
 
-BESIDE = ("decoder", "projection", "encoder.logvar")
+BESIDE = ("decoder", "projection", "personal", "encoder.logvar")
 """What some algorithms have in the built-in networks and others have not."""
 
 

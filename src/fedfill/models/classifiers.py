@@ -43,7 +43,12 @@ class Classifier(nn.Module):
         encoder: Maps images to latent means, or to features.
         classifier: Maps latent codes ``[b, l]``, or what the projection makes of them, to class scores ``[b, classes]``.
         projection: Maps latent codes to ``[b, d]``; None: there is no head between encoder and classifier.
+
+    Attributes:
+        personal: A second classifier, for algorithms that train one beside; `forward` leaves it out.
     """
+
+    personal: nn.Module
 
     def __init__(self, encoder: nn.Module, classifier: nn.Module, projection: nn.Module | None = None) -> None:
         super().__init__()

@@ -5,6 +5,7 @@ All have the same named parts, so that a baseline and FedDPMS share every tensor
 * ``encoder``: convolutional trunk and, in FedDPMS's networks, a latent layer (``encoder.mu``; with a decoder also ``encoder.logvar``),
 * ``classifier``: latent code to class scores,
 * ``projection``: a head between the two, as in MOON; only where an algorithm or the user asks for it,
+* ``personal``: a second classifier, which begins with zeros; only where an algorithm asks for it,
 * ``decoder``: latent code to an image with values in (0, 1); only where an algorithm asks for it.
 
 Widths of FedDPMS's: ``paper`` follows the tables (convolution, ReLU); ``wide`` the widths of the authors' program
@@ -13,6 +14,7 @@ Widths of FedDPMS's: ``paper`` follows the tables (convolution, ReLU); ``wide`` 
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Collection, Mapping
 from typing import Literal
 
@@ -171,6 +173,10 @@ def build(
         raise FedfillError(
             f"model: '{name}' for inputs of {'x'.join(map(str, shape))} does not fit into the memory; image_size makes images smaller"
         ) from error
+    if "personal" in needs:
+        network.personal = copy.deepcopy(network.classifier)
+        for parameter in network.personal.parameters():
+            nn.init.zeros_(parameter)
     if isinstance(network.encoder, FeatureMap) and not loaded:
         network.encoder.centre_itself()
     if settings.frozen is not None:
@@ -196,7 +202,8 @@ def _built(
         shape: (channels, height, width) of one image; the sides are multiples of 4, of 8 for ``resnet18``. Any for ``mlp`` and ``features``.
         classes: Number of classes, at least 2.
         settings: Width, latent size and activation; `fedfill.models.pretrained` is for ``weights``.
-        needs: Parts that the algorithm needs; ``decoder`` and ``projection`` are made on request.
+        needs: Parts that the algorithm needs; ``decoder`` and ``projection`` are made on request, and ``personal``, a second
+            classifier of zeros.
         seed: Of the initial weights.
 
     Returns:

@@ -214,6 +214,7 @@ class Client:
         data: Samples | None = None,
         samples_per_epoch: int | None = None,
         penalty: Penalty | None = None,
+        fixed: Weights | None = None,
     ) -> Fitted:
         """Local training; the one heavy call of a handler. An engine may let it wait for other clients' calls in its threads.
 
@@ -224,10 +225,12 @@ class Client:
             data: Training samples; None: the client's own.
             samples_per_epoch: Uniform draws without replacement per epoch; None: every sample.
             penalty: Of the parameters, beside the loss.
+            fixed: Further tensors of the model, which stay as they are.
 
         Returns:
             Trained weights, steps, samples and mean loss.
         """
         if self._fit is None:
             raise ContractError("this client has no model to train")
-        return self._fit(Fit(weights, loss, self.data if data is None else data, training, samples_per_epoch, penalty))
+        own = self.data if data is None else data
+        return self._fit(Fit(weights, loss, own, training, samples_per_epoch, penalty, fixed or {}))

@@ -50,7 +50,9 @@ NOT_TRIED: Mapping[str, str] = {
     "feddg": "for a model that shall serve looks that no client has, which no split of the clients' own shows",
     "fedda-cvae": "images by decoders that may never have seen the class; those of feddpms brought little here",
     "fedlc, fedrs": "for clients that lack classes, as head=ccvr is, which a study does try",
-    "fedper, lgfedavg": "they pay where clients have many samples each and classes of their own, or look very different",
+    "fedrod": "for clients that lack classes and need a common model and their own; compare it with fedlc and pfedavg",
+    "ditto, pfedme, perfedavg": "near to pfedavg, which a study does try; they have a strength or a rate to be tuned",
+    "fedper, fedrep, fedbabu, lgfedavg": "they pay where clients have many samples each and classes of their own, or look very different",
     "moon, feddyn, fednova, qffl": "close to fedavg or slower in most published comparisons; 'fedfill compare' has them",
 }
 """What is left out whatever was seen, and why."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -61,7 +61,7 @@ class Context:
     """What a loss may know beside model and batch.
 
     Attributes:
-        received: The weights that this training started from; never changed.
+        received: The weights that this training started from, fixed ones among them; never changed.
         generator: The client's stream for draws inside the loss.
         step: Mini-batches done so far.
     """
@@ -129,13 +129,14 @@ class Fit:
     """A request for local training: what ``client.fit`` hands to the engine.
 
     Attributes:
-        weights: Start; only these tensors are trained and returned. Tensors of the model that are not among them are
-            filled with NaN, so that a loss can't read another client's leftovers unnoticed.
+        weights: Start; only these tensors are trained and returned. Tensors of the model that are neither among them nor
+            `fixed` are filled with NaN, so that a loss can't read another client's leftovers unnoticed.
         loss: A pure function (model, batch, context) -> scalar.
         data: Training samples.
         training: Budget and optimizer.
         samples_per_epoch: Draw this many samples per epoch, uniformly and without replacement; None: all.
         penalty: Of the parameters, beside the loss.
+        fixed: Further tensors of the model, which stay as they are; running statistics among them are normalised with.
     """
 
     weights: Weights
@@ -144,6 +145,12 @@ class Fit:
     training: LocalTraining
     samples_per_epoch: int | None = None
     penalty: Penalty | None = None
+    fixed: Weights = field(default_factory=dict)
+
+    @property
+    def loaded(self) -> Weights:
+        """All tensors that the model has to hold at the start."""
+        return {**self.weights, **self.fixed} if self.fixed else self.weights
 
 
 @dataclass(frozen=True)
@@ -346,9 +353,10 @@ def fit(resident: Resident, request: Fit, order: torch.Generator, draws: torch.G
         Interrupted: Where the worker was told to stop.
         TimeoutError: Where the deadline passed.
     """
-    model = resident.load(request.weights)
+    received = request.loaded
+    model = resident.load(received)
     training = request.training
-    training_mode(model, training.buffers)
+    training_mode(model, training.buffers, request.fixed)
     parameters = [p for name, p in model.named_parameters() if name in request.weights and p.requires_grad]
     if not parameters:
         raise ValueError("fit needs at least one trainable parameter among the weights")
@@ -362,8 +370,8 @@ def fit(resident: Resident, request: Fit, order: torch.Generator, draws: torch.G
         for batch in mini_batches(resident, request.data, training, order, request.samples_per_epoch):
             optimizer.zero_grad()
             with resident.autocast():
-                loss = request.loss(model, batch, Context(request.weights, draws, steps))
-            loss.backward()  # type: ignore[no-untyped-call]
+                loss = request.loss(model, batch, Context(received, draws, steps))
+            loss.backward(inputs=parameters if request.fixed else None)  # type: ignore[no-untyped-call]
             if add_penalty is not None:
                 add_penalty()
             optimizer.step()
@@ -373,10 +381,10 @@ def fit(resident: Resident, request: Fit, order: torch.Generator, draws: torch.G
     return Fitted(resident.read(request.weights), steps, samples, float(total) / max(steps, 1))
 
 
-def training_mode(model: nn.Module, buffers: Buffers) -> None:
-    """Put a model into training mode; frozen running statistics are normalised with and stay."""
+def training_mode(model: nn.Module, buffers: Buffers, fixed: Collection[str] = ()) -> None:
+    """Put a model into training mode; running statistics that are frozen or `fixed`, by name, are normalised with and stay."""
     model.train()
-    if buffers == "frozen":
-        for layer in model.modules():
+    if buffers == "frozen" or fixed:
+        for name, layer in model.named_modules():
             if getattr(layer, "running_mean", None) is not None:
-                layer.eval()
+                layer.train(buffers != "frozen" and f"{name}.running_mean".removeprefix(".") not in fixed)

@@ -49,8 +49,10 @@ def loss_at(loss: Loss, model: nn.Module, lent: Weights, batch: Batch, context: 
     return cast("Tensor", functional_call(Program(model, loss), named, given))
 
 
-def gradient(loss: Loss, model: nn.Module, batch: Batch, context: Context) -> Weights:
-    """The gradient of a loss where the model stands, taken without a trace.
+def gradient(
+    loss: Loss, model: nn.Module, batch: Batch, context: Context, *, at: Weights | None = None, create_graph: bool = False
+) -> Weights:  # fmt: skip
+    """The gradient of a loss where the model stands, or elsewhere, taken without a trace.
 
     Running statistics stay, and the stream of draws is put back, so that the next pass drops the same units.
 
@@ -59,16 +61,20 @@ def gradient(loss: Loss, model: nn.Module, batch: Batch, context: Context) -> We
         model: In the mode in which it is trained.
         batch: One mini-batch.
         context: As a loss gets it.
+        at: Where it is taken, by the names of parameters; None: where the model stands.
+        create_graph: Whether the gradient itself can be differentiated.
 
     Returns:
         By the names of the parameters on which the loss depends, of what layers share the first.
     """
     draws = context.generator.get_state()
     still = {name: buffer.clone() for name, buffer in model.named_buffers()}
-    own = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    own: Weights = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    if at is not None:
+        own = {name: x.detach().requires_grad_() for name, x in at.items()}
     # a network may work in place on what it is given
     given = Batch(batch.inputs.clone(), batch.labels, batch.index)
-    here = loss_at(loss, model, still, given, context)
-    found = torch.autograd.grad(here, list(own.values()), allow_unused=True)
+    here = loss_at(loss, model, still if at is None else {**still, **own}, given, context)
+    found = torch.autograd.grad(here, list(own.values()), allow_unused=True, create_graph=create_graph)
     context.generator.set_state(draws)
     return {name: g for name, g in zip(own, found, strict=True) if g is not None}

@@ -37,9 +37,9 @@ def kind_of(request: Fit) -> tuple[Any, ...]:
     """What two trainings must have in common to be stacked: the loss, the budget, the tensors, the samples' shape."""
     penalty = request.penalty
     terms = penalty and (penalty.mu, tuple(penalty.centre), tuple(penalty.slope))
-    shapes = tuple((name, tensor.shape) for name, tensor in request.weights.items())
+    shapes = tuple((name, tensor.shape) for name, tensor in request.loaded.items())
     inputs = request.data.inputs
-    return request.loss, request.training, shapes, terms, inputs.shape[1:], inputs.dtype
+    return request.loss, request.training, shapes, tuple(request.fixed), terms, inputs.shape[1:], inputs.dtype
 
 
 def fit_stacked(
@@ -67,8 +67,8 @@ def fit_stacked(
     if any(request.samples_per_epoch is not None and request.samples_per_epoch < 1 for request in requests):
         raise NotStackedError("samples_per_epoch")
     first = requests[0]
-    model = resident.load(first.weights)
-    training_mode(model, first.training.buffers)
+    model = resident.load(first.loaded)
+    training_mode(model, first.training.buffers, first.fixed)
     program = Program(model, first.loss)
     trained = [name for name, p in model.named_parameters() if name in first.weights and p.requires_grad]
     if not trained:
@@ -147,9 +147,11 @@ class _Stack:
         # torch chooses its form: the fused one of Adam has one count of steps for all clients
         self._rule = replace(first.training.rule, fused=False)
         self._trained = list(trained)
-        self.tensors = {name: _stacked([r.weights[name] for r in requests], own=True) for name in first.weights}
+        self._names = list(first.weights)
+        loaded = [request.loaded for request in requests]
+        self.tensors = {name: _stacked([each[name] for each in loaded], own=True) for name in first.loaded}
         self.device = next(iter(self.tensors.values())).device
-        self._received = {name: _stacked([r.weights[name] for r in requests]) for name in first.weights}
+        self._received = {name: _stacked([each[name] for each in loaded]) for name in first.loaded}
         self._momenta = {name: self._start(self.tensors[name]) for name in trained}
         self._mu, self._centre, self._slope = 0.0, {}, {}
         if first.penalty is not None:
@@ -168,7 +170,7 @@ class _Stack:
 
     def apart(self) -> list[Weights]:
         """Each client's tensors."""
-        rows = {name: tensor.unbind() for name, tensor in self.tensors.items()}
+        rows = {name: self.tensors[name].unbind() for name in self._names}
         return [{name: row[k] for name, row in rows.items()} for k in range(len(next(iter(rows.values()))))]
 
     def step(
