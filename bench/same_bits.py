@@ -119,6 +119,8 @@ CASES: dict[str, dict[str, Any]] = {
     "fedzdas": ZDA,
     "fixmatch": FEW_LABELS,
     "ditto": {},
+    "fedproto": {"partition": "classes:3"},
+    "ifca": {"clusters": 3, "model": "cnn2bn"},
     "fedrod": {"partition": "classes:3"},
     "pfedme": {"personal_steps": 3},
     "perfedavg": {"model": "cnn2bn"},

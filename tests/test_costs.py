@@ -80,6 +80,12 @@ def expected(name: str, result: fedfill.Result) -> dict[str, dict[str, int]]:
     if name in EACH:
         down, up = EACH[name]
         return {"train": {"down": K * T * down, "up": K * T * up}}
+    if name == "fedproto":  # of the classes that each client has
+        rows = json.loads((result.directory / "partition.json").read_text())["clients"]
+        held = sum(n > 0 for row in rows for n in row)
+        return {"train": {"down": K * T * (4 * CLASSES * L + CLASSES), "up": T * held * (4 * L + 16)}}
+    if name == "ifca":  # two models down
+        return {"choose_and_train": {"down": K * T * 2 * 4 * P, "up": K * T * (4 * P + 16)}}
     if name == "lgfedavg":
         return {"train_divided": {"down": K * T * 4 * PH, "up": K * T * (4 * PH + 8)}}
     if name == "fraug":

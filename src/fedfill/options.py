@@ -158,6 +158,8 @@ class Shared(TypedDict, total=False):
     """Epochs of the fine-tuning; 0: none, and clients are judged by the global model."""
     personal_part: Literal["all", "head"]
     """What is fine-tuned: the whole copy, or its head alone."""
+    norm_shared: Literal["nothing", "affine"]
+    """What of the normalisation layers is shared: nothing, or scales and shifts, so that running statistics ..."""
     covariance: Literal["shared", "class", "diagonal", "none", "full", "diag", "spherical"] | None
     """Covariance of the classes: one for all (shared), one for each (class), variances for each (diagonal: ..."""
     shrinkage: Literal["oas"] | float
@@ -286,6 +288,12 @@ class Shared(TypedDict, total=False):
     """Gaussians of each class at each client (K); one with a target_epsilon, which is of all clients' records ..."""
     head_steps: int
     """Mini-batches of 256 draws on which the last layer is trained."""
+    proto_weight: float
+    """Weight of the distance to the prototypes (lambda); 0: each client alone."""
+    proto_distance: Literal["squared", "mean"]
+    """The squared distance, or its mean over coordinates, as in the authors' program."""
+    predict: Literal["prototypes", "classifier"]
+    """How a client's model decides: by the nearest global prototype, or by its own classifier."""
     mu: float
     """Weight of the proximal term."""
     head_epochs: int
@@ -380,6 +388,8 @@ class Shared(TypedDict, total=False):
     """Whether the generator's batch norm is averaged, or stays with the clients."""
     generator_every: int
     """Mini-batches for each step of generator and transformation."""
+    clusters: int
+    """How many models there are (k)."""
     warm_rounds: int
     """Rounds of FedAvg of the whole model before it is divided; the paper's experiments go on from a model of ..."""
     mixup_alpha: float

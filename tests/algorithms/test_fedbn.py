@@ -127,3 +127,19 @@ def test_what_needs_whole_models_is_refused(axis: str, name: str):
 def test_models_without_normalisation_layers_are_refused():
     with refused("model"):
         fedfill.run("fedbn", model="cnn2", clients=3, rounds=1)
+
+
+def test_silobn_keeps_running_statistics_alone():
+    algorithm = FedBN(**QUICK, norm_shared="affine")
+    plain, server = (run_rounds(a, rounds=2, model=WIDE) for a in (FedBN(**QUICK), algorithm))
+    affine = 2 * 4 * (32 + 32 + 64)  # bytes of scales and shifts
+    (down, up), (less_down, less_up) = server.costs.legs["train"], plain.costs.legs["train"]
+    assert (down - less_down, up - less_up) == (2 * 4 * affine, 2 * 4 * affine)
+    for i in range(4):
+        own = server.client_states[i]["own"]
+        assert {name.rpartition(".")[2] for name in own} == {"running_mean", "running_var", "num_batches_tracked"}
+        assert len(own) == 9
+    moved = [name for name, w in server.state.weights.items() if not torch.equal(w, server.initial[name])]
+    assert {name for name in server.initial if "running" not in name and "tracked" not in name} == set(moved)
+    assert "norm_shared" not in FedBN().model_dump()
+    assert algorithm.model_dump()["norm_shared"] == "affine"

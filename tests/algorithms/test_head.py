@@ -31,6 +31,7 @@ REFUSING = (
     "fedper",
     "fedrep",
     "fedrod",
+    "ifca",
     "partialfed",
     "perfedavg",
     "pfedavg",

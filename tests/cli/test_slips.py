@@ -113,8 +113,8 @@ def test_names_are_found_in_the_files_as_the_classes_have_them() -> None:
 @pytest.mark.parametrize(
     ("typed", "offered"),
     [
-        ("fedfill run fedp", "fedper\nfedpft\nfedprox"),
-        ("fedfill compare local fedbn fedp", "fedper\nfedpft\nfedprox"),
+        ("fedfill run fedp", "fedper\nfedpft\nfedproto\nfedprox"),
+        ("fedfill compare local fedbn fedp", "fedper\nfedpft\nfedproto\nfedprox"),
         ("fedfill run fedavg --data cifar", "cifar10\ncifar100"),
         ("fedfill run fedavg --partition di", "dirichlet"),
         ("fedfill deploy rehearse sdafl-", "sdafl-ac"),

@@ -28,6 +28,8 @@ TABLE: dict[str, dict[str, str]] = {
     },
     "fedda_cvae.OwnKnowledge": {"codes": UNBOUNDED, "classes": UNBOUNDED},
     "feddg.SharedSpectra": {"amplitudes": UNBOUNDED},
+    "fedproto.OwnPrototypes": dict.fromkeys(("means", "classes", "counts"), UNBOUNDED),
+    "ifca.ClusterUpdate": {**CONTRIBUTED, "cluster": UNBOUNDED},
     "fedmix.MixedUpdate": {**CONTRIBUTED, "below": UNBOUNDED},
     "naivemix.SharedMeans": {"means": UNBOUNDED},
     "fedzda.ZeroShotUpdate": {**CONTRIBUTED, "model": UNBOUNDED, "losses": INDEPENDENT},

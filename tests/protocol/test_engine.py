@@ -18,7 +18,11 @@ from fedfill import tree
 from fedfill.algorithms import Algorithm
 from fedfill.algorithms.fedavg import FedAvg
 from fedfill.algorithms.fedbn import FedBN
+from fedfill.algorithms.fedproto import FedProto
+from fedfill.algorithms.fedrep import FedRep
 from fedfill.algorithms.fraug import FRAug
+from fedfill.algorithms.ifca import IFCA
+from fedfill.algorithms.lgfedavg import LGFedAvg
 from fedfill.algorithms.local import Local
 from fedfill.data.federation import Federation
 from fedfill.data.samples import Samples
@@ -113,6 +117,10 @@ def test_a_late_client_is_lost_and_commits_nothing(start: Start, three: Federati
 PERSONAL: dict[str, Algorithm] = {
     "local": Local(local_steps=2, batch_size=8, learning_rate=0.01),
     "fedbn": FedBN(local_steps=2, batch_size=8, learning_rate=0.1),
+    "fedproto": FedProto(local_steps=2, batch_size=8, learning_rate=0.1),
+    "ifca": IFCA(local_steps=2, batch_size=8, learning_rate=0.1),
+    "lgfedavg": LGFedAvg(local_steps=2, batch_size=8, learning_rate=0.1, warm_rounds=1),
+    "fedrep": FedRep(local_steps=2, batch_size=8, learning_rate=0.1, head_epochs=1),
     "fraug": FRAug(local_steps=2, batch_size=8, learning_rate=0.1),
 }
 

@@ -1,14 +1,18 @@
-"""FedBN: Li et al., "FedBN: Federated Learning on Non-IID Features via Local Batch Normalization", ICLR 2021."""
+"""FedBN: Li et al., "FedBN: Federated Learning on Non-IID Features via Local Batch Normalization", ICLR 2021.
+
+As a setting SiloBN: Andreux et al., "Siloed Federated Learning for Multi-Centric Histopathology Datasets", 2020.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Collection
 from typing import ClassVar, Literal
 
+from pydantic import Field
 from torch import nn
 
 from fedfill.algorithms._keeping import KeepsAPart
-from fedfill.models.views import NORMALISATION, normalisation
+from fedfill.models.views import NORMALISATION, first_names, normalisation
 from fedfill.tree import Weights
 
 
@@ -28,9 +32,14 @@ class FedBN(KeepsAPart):
     weighting: Literal["samples", "uniform"] = "uniform"
     """Weights of the average: all equal, or each client's number of samples."""
 
+    # left out where it is as it comes, so that digests of runs without it stay as they were
+    norm_shared: Literal["nothing", "affine"] = Field(default="nothing", exclude_if=lambda value: value == "nothing")
+    """What of the normalisation layers is shared: nothing, or scales and shifts, so that running statistics alone stay (affine: SiloBN)."""
+
     def kept(self, model: nn.Module, weights: Weights) -> Collection[str]:
         """Scales, shifts and running statistics of normalisation layers, found by type and never by name."""
-        return normalisation(model)
+        own = normalisation(model)
+        return own if self.norm_shared == "nothing" else own - first_names(model).keys()
 
 
 def without_normalisation(model: nn.Module, weights: Weights) -> Weights:

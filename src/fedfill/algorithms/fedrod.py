@@ -31,14 +31,17 @@ class FedRoD(KeepsAPart):
 
     name = "fedrod"
     parts: ClassVar[tuple[str, ...]] = ("classifier", "personal")
-    whole: ClassVar = {**KeepsAPart.whole, "local": (*KeepsAPart.whole["local"], "fedlc", "fedrs")}
-    """The last two adjust scores, as the generic head's loss does already."""
 
     judged: Literal["personal", "generic"] = "personal"
     """Whether clients are judged by both heads together, or by the generic one alone, which is the same model for all."""
 
     def resolved(self, *, rounds: int, model: nn.Module, inputs: Tensor) -> Self:
-        """Make sure that the two heads can be added up."""
+        """Make sure that the two heads can be added up, and that scores are adjusted once."""
+        if self.local is not None and self.local.name in ("fedlc", "fedrs"):
+            raise FedfillError(
+                f"local: found {self.local.name} with {self.name}, whose loss adjusts the scores of rare classes already; allowed: "
+                "fedprox, none"
+            )
         if not all(isinstance(getattr(model, name), nn.Linear) for name in ("classifier", "personal")):
             raise FedfillError(
                 f"model: {self.name} adds up two linear heads, classifier and personal, and {type(model).__name__} has another kind; "

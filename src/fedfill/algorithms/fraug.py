@@ -115,6 +115,8 @@ class FRAug(EmbeddingOptions, FedBN):
     """Samples in a mini-batch (B)."""
     weighting: Literal["samples", "uniform"] = "samples"
     """Weights of the average: each client's number of samples (the authors' program), or all equal."""
+    norm_shared: Literal["nothing"] = Field(default="nothing", exclude_if=lambda value: value == "nothing")
+    """Normalisation layers stay with the clients as a whole."""
     generator_rate: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     """Step size of the generator, in all rounds; none: that of the model."""
     rtnet_rate: float | None = Field(default=None, gt=0, allow_inf_nan=False)

@@ -1,0 +1,98 @@
+"""IFCA: several models, of which each client chooses one by its loss; and averages by cluster."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from tests.helpers import CLASSES, bars, refused, run_rounds, small_federation
+
+from fedfill import tree
+from fedfill.algorithms.fedavg import FedAvg
+from fedfill.algorithms.ifca import IFCA
+from fedfill.data.federation import Federation
+from fedfill.data.samples import Samples
+from fedfill.training.evaluation import mean_loss
+
+QUICK = {"local_epochs": 1, "batch_size": 8, "learning_rate": 0.01}
+
+
+def two_kinds() -> Federation:
+    """Clients 0 and 1 call the bars by their numbers, 2 and 3 by the next number but one."""
+    whole = small_federation(per_client=CLASSES)
+    members = []
+    for i, client in enumerate(whole.clients):
+        train, test = bars(40, list(range(CLASSES)), i), bars(20, list(range(CLASSES)), 100 + i)
+        if i > 1:
+            train, test = (Samples(part.inputs, (part.labels + 2) % CLASSES) for part in (train, test))
+        members.append(replace(client, train=train, test=test))
+    return replace(whole, clients=tuple(members))
+
+
+@pytest.mark.parametrize("weighting", ["samples", "uniform"])
+def test_with_one_cluster_it_is_fedavg_to_the_bit(weighting: str):
+    for participation in (1.0, 0.5):
+        plain, own = (
+            run_rounds(a, rounds=3, participation=participation, model={"width": "wide"})
+            for a in (FedAvg(**QUICK, weighting=weighting), IFCA(**QUICK, weighting=weighting, clusters=1))
+        )
+        assert tree.sha256(own.state.models[0]) == tree.sha256(plain.state.weights)
+        assert own.costs.train_samples == plain.costs.train_samples
+
+
+def test_two_kinds_of_clients_find_their_models():
+    settings = {**QUICK, "local_epochs": 2}
+    plain, server = (
+        run_rounds(a, rounds=5, federation=two_kinds(), model={"latent_activation": "relu"})
+        for a in (FedAvg(**settings), IFCA(**settings))
+    )
+    chosen = [server.client_states[i]["cluster"] for i in range(4)]
+    assert chosen[0] == chosen[1] != chosen[2] == chosen[3]
+    assert min(server.evaluation.accuracy_by_client) > 0.9
+    assert sum(plain.evaluation.accuracy_by_client) / 4 < 0.8  # one model can't be right for both
+
+
+def test_clients_choose_the_least_loss_and_a_model_that_nobody_chose_stays():
+    algorithm = IFCA(**QUICK, clusters=3)
+    begun = {}
+
+    def look(server, t):
+        begun[t] = [dict(model) for model in server.state.models]
+
+    server = run_rounds(algorithm, rounds=2, after=look, federation=two_kinds())
+    chosen = {int(i): j for i, j in server.history[1]["clusters"].items()}
+    for i, client in enumerate(two_kinds().clients):
+        losses = [mean_loss(server_model(server, model), client.train) for model in begun[0]]
+        assert chosen[i] == losses.index(min(losses))
+    for j in range(3):
+        same = tree.sha256(begun[0][j]) == tree.sha256(begun[1][j])
+        assert same is (j not in chosen.values())
+
+
+def server_model(server, weights):
+    model = server.model(weights)
+    assert not model.training
+    return model
+
+
+def test_all_models_go_down_and_one_comes_up():
+    plain, server = (run_rounds(a, rounds=2) for a in (FedAvg(**QUICK), IFCA(**QUICK, clusters=3)))
+    down, up = plain.costs.legs["train"]
+    assert server.costs.legs == {"choose_and_train": [3 * down, up + 2 * 4 * 8]}
+
+
+def test_who_has_no_cluster_yet_has_the_first():
+    server = run_rounds(IFCA(**QUICK), rounds=1, participation=0.5)
+    weights = IFCA(**QUICK).global_weights(server)
+    for state, j in (({}, 0), ({"cluster": None}, 0), ({"cluster": 1}, 1)):
+        model = IFCA().personal_weights(state, weights)
+        assert tree.sha256(model) == tree.sha256(server.state.models[j])
+    assert not torch.equal(*(model["classifier.weight"] for model in server.state.models))
+
+
+def test_slips():
+    with refused("spread", 0, "clusters=2"):
+        run_rounds(IFCA(spread=0), rounds=1)
+    with refused("aggregation", "fednova with ifca"):
+        run_rounds(IFCA(aggregation="fednova"), rounds=1)
+    with refused("local", "scaffold with ifca"):
+        run_rounds(IFCA(local="scaffold", optimizer="sgd"), rounds=1)
