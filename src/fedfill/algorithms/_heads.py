@@ -12,7 +12,7 @@ from typing import ClassVar, Literal, Self
 from pydantic import Field
 from torch import Tensor, nn
 
-from fedfill.algorithms._base import Algorithm
+from fedfill.algorithms._base import Algorithm, known_algorithms
 from fedfill.algorithms._features import Featured
 from fedfill.algorithms._layers import Ask, Kept, Layer, bounded, changed, features, layer_of
 from fedfill.algorithms._values import Method, able
@@ -211,8 +211,10 @@ class Headed(Algorithm):
                 "their other records have trained, so that no bound holds for one record; allowed: none"
             )
         if self.head.personal and not self.personal:
+            sharing = [kind for kind in known_algorithms().values() if issubclass(kind, Headed) and kind.shares_head]
             raise FedfillError(
-                f"head: found {self.head.name} with {self.name}, whose clients have no models of their own; allowed with fedbn, fraug and lgfedavg"
+                f"head: found {self.head.name} with {self.name}, whose clients have no models of their own; "
+                f"allowed with {', '.join(kind.name for kind in sharing)}"
             )
         if self.head.personal and self.head_every is not None:
             raise FedfillError(

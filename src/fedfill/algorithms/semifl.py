@@ -16,6 +16,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedfill.algorithms import Broadcast, Composable, Request, Update
+from fedfill.algorithms._base import known_algorithms
+from fedfill.algorithms._values import able
 from fedfill.algorithms.fedavg import FedAvg
 from fedfill.data.samples import Batch, Samples, draw, fits, normalise
 from fedfill.errors import FedfillError
@@ -105,8 +107,11 @@ class SemiFL(FedAvg):
                 f"aggregation: found {self.aggregation.name} with semifl, whose server makes a step of its own; allowed: none"
             )
         if type(self.objective_of).down is not Composable.down:
+            composable = [kind for kind in known_algorithms().values() if issubclass(kind, Composable)]
+            alone = [k.name for k in composable if k.name in able("local") and k.down is Composable.down]
             raise FedfillError(
-                f"local: found {self.local.name} with semifl, whose clients drop out of rounds; allowed: fedprox, moon, none"
+                f"local: found {self.local.name} with semifl, whose clients drop out of rounds; "
+                f"allowed: {', '.join(alone)}, none"
             )
         flip = flips(inputs, self.flip, self.name)
         require_bytes(inputs, self.name)
