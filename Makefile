@@ -31,8 +31,8 @@ demo: $(READY) ## compare one round of fed3r with FedAvg on ten unequal clients
 	$(BIN)/fedfill compare fedavg fedavg:head=ccvr fed3r local \
 	  --data digits --clients 10 --partition dirichlet:0.1 --rounds 20 --seeds 0,1,2 --set batch_size=16 --out runs/demo
 
-test: $(READY) ## run the tests, in two processes
-	$(BIN)/pytest -q -n 2 --dist worksteal -m 'not deploy and not faults and not browser'
+test: $(READY) ## run the tests, in three processes
+	$(BIN)/pytest -q -n 3 --dist worksteal -m 'not deploy and not faults and not browser'
 
 test-deploy: $(READY) ## run whole Flower federations of real processes and compare the bits
 	$(BIN)/pytest -q -m deploy
