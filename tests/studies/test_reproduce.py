@@ -192,6 +192,24 @@ def test_a_table_draws_its_curves(folder: Path, tmp_path: Path) -> None:
     assert [list(seed) for seed in module._curves(found)["FedProx, strong"]] == [[1, 2], [1, 2]]
 
 
+def test_a_table_draws_accuracy_against_a_cost(folder: Path, tmp_path: Path) -> None:
+    series = TABLE.replace("algorithm = ", 'series = "a line"\nalgorithm = ').replace(
+        "seeds = [0, 1]", 'seeds = [0, 1]\nagainst = "bytes_up"'
+    )
+    (folder / "table.toml").write_text(series)
+    reproduce(folder, out=tmp_path / "runs")
+    assert "![accuracy against bytes up](against.png)" in (folder / "README.md").read_text()
+    with Image.open(folder / "against.png") as picture:
+        assert picture.size > (300, 200)
+    assert "a line" in (folder / "against.svg").read_text()
+    (folder / "table.toml").write_text(series.replace("bytes_up", "bites_up"))
+    with refused("against", "bites_up", "bytes_up"):
+        reproduce(folder, out=tmp_path / "runs")
+    (folder / "table.toml").write_text(series.replace('series = "a line"', 'shows = "acuracy"'))
+    with refused("shows", "acuracy", "best_accuracy"):
+        reproduce(folder, out=tmp_path / "runs")
+
+
 def test_a_table_compares_single_clients(folder: Path, tmp_path: Path) -> None:
     text = TABLE.replace('figures = ["best_accuracy"]', 'figures = ["client:1", "selected_client:0", "client:7"]')
     text = text.replace("[options]", '[titles]\n"client:1" = "the second"\n\n[options]\nclient_validation = 0.2')
@@ -285,6 +303,25 @@ def test_other_slips(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     (folder / "README.md").write_text("no marks")
     with refused("out", folder / "README.md", "written by fedfill reproduce"):
         reproduce(folder, only=["FedAvg"], seeds=[0], out=tmp_path / "runs")
+
+
+def test_a_classifier_that_saw_synthetic_samples_alone(folder: Path, tmp_path: Path) -> None:
+    more = "per_class = 3\n\n[options]\nrounds = 1\nclients = 3\ndata_fraction = 0.2\n\n"
+    rows = '[[rows]]\nname = "drawn"\nalgorithm = "fedgauss"\n\n[[rows]]\nname = "none"\nalgorithm = "fedavg"\n'
+    head = 'title = "A table"\nsource = "Ours."\nfigures = ["synthetic_accuracy"]\n'
+    (folder / "table.toml").write_text(head + more + rows)
+    found = reproduce(folder, seeds=[0], out=tmp_path / "runs")
+    drawn, none = found.entries
+    (place,) = (tmp_path / "runs" / "table").glob("drawn-*")
+    measured = json.loads((place / "samples" / "measures.json").read_text())
+    assert measured["samples"] == 30
+    assert drawn.figures["synthetic_accuracy"] == measured["trained_on"]["synthetic"]["accuracy"]["value"]
+    assert none.figures["synthetic_accuracy"] is None
+    assert f"| drawn | {drawn.figures['synthetic_accuracy']:.4f} |" in (folder / "README.md").read_text()
+    assert "| none | – |" in (folder / "README.md").read_text()
+    (folder / "table.toml").write_text(head + more + rows.replace("fedgauss", "fedprox"))
+    with refused("figures", "synthetic_accuracy"):
+        reproduce(folder, seeds=[0], out=tmp_path / "runs")
 
 
 def test_a_row_that_diverges_is_shown_as_such_and_the_others_are_run(folder: Path, tmp_path: Path) -> None:

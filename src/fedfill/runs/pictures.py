@@ -248,6 +248,44 @@ def accuracy_bars(
     _save(figure, Path(path))
 
 
+def accuracy_against(
+    series: Mapping[str, Sequence[tuple[float, Sequence[float]]]], cost: str, path: Path | str, title: str = ""
+) -> None:
+    """A picture of the accuracy against what it costs: a line for each series, with a bar from the lowest to the highest seed.
+
+    Args:
+        series: By label its points: the cost, above 0, and the accuracy of each seed, as a share.
+        cost: What the horizontal, logarithmic axis shows, such as ``"epsilon"``.
+        path: The PNG file to write, with an SVG file beside it; replaced in one step where they exist.
+        title: What all points share; empty: nothing is said.
+
+    Raises:
+        FedfillError: Where there is nothing to draw.
+    """
+    if not any(series.values()):
+        raise FedfillError("accuracy against a cost: there is no point to draw")
+    figure, axes = _page(6.0, 4.2)
+    for k, (label, points) in enumerate(series.items()):
+        places = [x for x, _ in sorted(points)]
+        values = [100 * np.array(seeds) for _, seeds in sorted(points)]
+        means = np.array([seeds.mean() for seeds in values])
+        ends = np.array(
+            [[mean - v.min(), v.max() - mean] for mean, v in zip(means, values, strict=True)]
+        ).T  # [2, points]
+        style = {"linestyle": _DASHES[k % len(_DASHES)], "marker": _MARKERS[k % len(_MARKERS)], "markersize": 4.5}
+        axes.errorbar(
+            places, means, np.maximum(ends, 0), color=_colour(k), label=label, linewidth=1.6, capsize=2, **style
+        )
+    axes.set_xscale("log")
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.set_title(
+        _under(title) + f"accuracy against {cost}: mean and range of seeds", loc="left", color=INK, fontsize=11
+    )
+    _chart(axes, cost, "accuracy on the test set, percent")
+    axes.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1.01, 1.0))
+    _save(figure, Path(path), "png", "svg")
+
+
 def class_bars(
     bars: Mapping[str, Sequence[float | None]], class_names: Sequence[str], path: Path | str, title: str
 ) -> None:

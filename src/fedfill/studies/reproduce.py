@@ -7,18 +7,20 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from filelock import FileLock
 
 from fedfill import __version__
+from fedfill.algorithms import Algorithm, find
 from fedfill.errors import A_FUNCTION, DivergedError, FedfillError, did_you_mean, expect, path_of, shown
 from fedfill.experiment.prepare import Prepared, arrange
 from fedfill.experiment.settings import INCIDENTAL, whole_numbers
 from fedfill.experiment.summary import accuracy_by_round
 from fedfill.runs.directory import RunDirectory, writing
+from fedfill.studies.measure import measure
 from fedfill.studies.run import OnRun, follower, launch
 from fedfill.studies.table import KEPT, Entry, Reproduction, find_table, frame, read_entries, read_table, write
 
@@ -79,6 +81,12 @@ def reproduce(
         # of the parts no more than this is kept: each row has data and a model of its own, which would all lie in memory
         return arranged(name, seed).digest
 
+    makers = [row.name for row in content.rows if find(row.algorithm).synthetic is not Algorithm.synthetic]
+    if "synthetic_accuracy" not in content.figures:
+        makers = []
+    elif not makers:
+        raise FedfillError("figures: found 'synthetic_accuracy' in a table whose rows make no synthetic samples")
+
     # everything is checked before anything runs
     frame(folder, content)
     for row in content.rows:
@@ -105,6 +113,9 @@ def reproduce(
                 figures = {name: result.summary.get(name) for name in KEPT} | {"curve": result.curve}
                 account = result.summary["privacy"]
                 figures |= {"epsilon": account["total_epsilon"], "epsilon_added": account.get("total_epsilon_added")}
+                figures["client_epsilon"] = result.rounds[-1].get("client_epsilon")
+                if row.name in makers:
+                    figures["synthetic_accuracy"] = _of_synthetic(place, content.per_class, options)
             except DivergedError as error:
                 reached = accuracy_by_round(RunDirectory(place).rounds())
                 figures = dict.fromkeys(KEPT) | {"curve": reached, "diverged": str(error), "version": __version__}
@@ -117,6 +128,13 @@ def reproduce(
                 found = table_of([*others, new])
                 write(found)
     return found
+
+
+def _of_synthetic(place: Path, per_class: int | None, options: Mapping[str, Any]) -> float | None:
+    """Accuracy on real test data of a classifier that saw a run's synthetic samples alone; None where none has a label."""
+    where = {name: options[name] for name in ("data_dir", "device") if name in options}
+    trained = measure(place, per_class=per_class, **where).document["trained_on"]
+    return None if trained is None else trained["synthetic"]["accuracy"]["value"]
 
 
 def _slug(name: str) -> str:

@@ -28,7 +28,7 @@ from fedfill.training.evaluation import FAIRNESS
 BEGIN, END = "<!-- figures: written by fedfill reproduce -->", "<!-- end of figures -->"
 FIGURES = (
     "accuracy", "best_accuracy", *FAIRNESS, "selected_accuracy", "selected_mean_client_accuracy",
-    *OF_TRAINED_HEAD, "epsilon", "epsilon_added",
+    *OF_TRAINED_HEAD, "epsilon", "epsilon_added", "client_epsilon", "synthetic_accuracy",
 )  # fmt: skip
 """What a table may compare, beside ``client:K`` and ``selected_client:K``, the accuracy on client K's own test split."""
 LISTS = {"client": "accuracy_by_client", "selected_client": "selected_accuracy_by_client"}
@@ -51,12 +51,15 @@ KEPT = (
     *OF_TRAINED_HEAD,
     "epsilon",
     "epsilon_added",
+    "client_epsilon",
+    "synthetic_accuracy",
     *LISTS.values(),
     "curve",
     "diverged",
     "version",
 )
-PICTURE = "accuracy.png"
+COSTS = ("epsilon_added", "epsilon", "client_epsilon", "bytes_up", "seconds")
+PICTURE, AGAINST = "accuracy.png", "against.png"
 
 
 class TableRow(BaseModel):
@@ -72,6 +75,12 @@ class TableRow(BaseModel):
     """The paper's figures, by the names in summary.json; none for a row that the paper lacks."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Options of this row alone."""
+    series: str | None = None
+    """The line of the picture of accuracy against a cost that this row is a point of; none: it is no point."""
+    shows: str | None = None
+    """Which of the table's figures the point has; none: the first."""
+    cost: str | None = None
+    """What the point costs, of `COSTS`; none: what the table's others cost."""
 
 
 class TableFile(BaseModel):
@@ -87,8 +96,13 @@ class TableFile(BaseModel):
     """Which figures of summary.json the paper reports, the first of them first."""
     seeds: list[int] = Field(default_factory=lambda: [0, 1, 2], min_length=1)
     """Seeds that are run where none are asked for."""
+    per_class: int | None = Field(default=None, ge=1)
+    """How many synthetic samples of each class are made for synthetic_accuracy, the accuracy of a classifier that saw them alone;
+    none: those that each run's picture shows."""
     curves: bool = False
     """Whether the README has a picture of the accuracy per round."""
+    against: str | None = None
+    """The cost that the first figure, or what a row ``shows``, is drawn against, of `COSTS`; none: there is no such picture."""
     titles: dict[str, str] = Field(default_factory=dict)
     """Words for figures, in place of their names."""
     options: dict[str, Any] = Field(default_factory=dict)
@@ -148,6 +162,12 @@ def read_table(folder: Path) -> TableFile:
     for name in [*table.figures, *table.titles, *(figure for row in table.rows for figure in row.paper)]:
         if name not in FIGURES and not _OF_CLIENT.fullmatch(name):
             raise FedfillError(f"figures: found '{name}'; {did_you_mean(name, FIGURES)}")
+    for name, cost in (("against", table.against), *(("cost", row.cost) for row in table.rows)):
+        if cost not in (None, *COSTS):
+            raise FedfillError(f"{name}: found '{cost}'; {did_you_mean(str(cost), COSTS)}")
+    for row in table.rows:
+        if row.shows not in (None, *table.figures):
+            raise FedfillError(f"shows: found '{row.shows}'; {did_you_mean(str(row.shows), table.figures)}")
     for given in (table.options, *(row.options for row in table.rows)):
         for name in given.keys() & {"seed", "algorithm", "engine", *INCIDENTAL}:
             raise FedfillError(f"options: found '{name}', which no table may set; leave it out")
@@ -186,6 +206,10 @@ def write(found: Reproduction) -> None:
         from fedfill.runs.pictures import accuracy_curves  # here: matplotlib costs every start a third of a second
 
         accuracy_curves(curves, found.folder / PICTURE)
+    if points := _points(found):
+        from fedfill.runs.pictures import accuracy_against
+
+        accuracy_against(points, _cost(found.table), found.folder / AGAINST, found.table.title)
     head, tail = frame(found.folder, found.table)
     write_atomically(found.folder / "README.md", f"{head}{BEGIN}\n{markdown(found)}{END}{tail}".encode())
 
@@ -196,6 +220,21 @@ def _curves(found: Reproduction) -> dict[str, list[dict[int, float]]]:
     runs = {row.name: found.of(row) for row in rows}
     curves = {name: [run.figures["curve"] for run in of] for name, of in runs.items() if not _diverged(of)}
     return {name: seeds for name, seeds in curves.items() if seeds and all(seeds)}
+
+
+def _points(found: Reproduction) -> dict[str, list[tuple[float, list[float]]]]:
+    """Cost and first figure of all rows that are points of a series, by series."""
+    series: dict[str, list[tuple[float, list[float]]]] = {}
+    for row in found.table.rows if found.table.against else []:
+        runs, figure = found.of(row), row.shows or found.table.figures[0]
+        cost, values = _mean(runs, row.cost or str(found.table.against)), [_value(run, figure) for run in runs]
+        if row.series and cost and _mean(runs, figure) is not None and not _diverged(runs):
+            series.setdefault(row.series, []).append((cost, [value for value in values if value is not None]))
+    return series
+
+
+def _cost(table: TableFile) -> str:
+    return table.titles.get(str(table.against), _title(str(table.against)))
 
 
 def frame(folder: Path, table: TableFile) -> tuple[str, str]:
@@ -254,11 +293,12 @@ def markdown(found: Reproduction) -> str:
         if part
     )
     note = f"{note[0].upper()}{note[1:]}."
+    against = ["", f"![accuracy against {_cost(found.table)}]({AGAINST})"] if _points(found) else []
     picture = ["", f"![accuracy per round]({PICTURE})"] if _curves(found) else []
     if picture and (out := [row.name for row in found.table.rows if _diverged(found.of(row))]):
         picture += ["", f"Not in the picture, since a run diverged: {', '.join(out)}."]
     ends = [f"{run.row}, seed {run.seed}: {run.figures['diverged']}." for run in found.entries if _diverged([run])]
-    prose = [note, *(line for end in ends for line in ("", end)), *picture]
+    prose = [note, *(line for end in ends for line in ("", end)), *picture, *against]
     return "\n".join([*lines, "", *map(_wrapped, prose)]) + "\n"
 
 
