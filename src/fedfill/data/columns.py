@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import torch
@@ -14,6 +14,9 @@ from torch import Tensor
 from fedfill.data.cells import cell_numbers, cell_words
 from fedfill.data.samples import Samples
 from fedfill.errors import FedfillError
+
+if TYPE_CHECKING:
+    from fedfill.data.schema import Schema
 
 
 @dataclass(frozen=True)
@@ -25,17 +28,20 @@ class Columns:
         words: By name of a column the words that it may hold.
         mean: What is taken from each number; empty before `fitted`.
         deviation: What each number is then divided by; likewise.
+        schema: What sites agreed on before any data were read, by which rows are prepared first and numbers scaled; None: the
+            training table says it all.
     """
 
     numbers: tuple[str, ...]
     words: Mapping[str, tuple[str, ...]]
     mean: tuple[float, ...] = ()
     deviation: tuple[float, ...] = ()
+    schema: Schema | None = None
 
     @property
     def told(self) -> tuple[str, ...]:
         """What is known of the records by these columns, in a sentence for an account of privacy; none without columns."""
-        if not (self.numbers or self.words):
+        if not (self.numbers or self.words) or self.schema is not None:
             return ()
         return (
             (
@@ -74,8 +80,10 @@ class Columns:
                 and for validation is among them, and so is what a fraction of the data leaves out; the global test set is not.
 
         Returns:
-            With mean and deviation. A number that never changes becomes 0.
+            With mean and deviation. A number that never changes becomes 0. With a schema: as they are.
         """
+        if self.schema is not None:
+            return self
         column = values[:, : len(self.numbers)]
         mean = column.mean(dim=0)
         deviation = column.std(dim=0, correction=0) if self.numbers else mean  # torch warns of a deviation of nothing

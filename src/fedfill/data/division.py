@@ -17,6 +17,7 @@ from fedfill.data.names import parse
 from fedfill.data.objects import from_python
 from fedfill.data.partitions import Partition
 from fedfill.data.samples import Samples
+from fedfill.data.schema import Schema
 from fedfill.data.sources import load
 from fedfill.data.stratified import Indices, hold_out
 from fedfill.errors import FedfillError, did_you_mean, shown
@@ -36,6 +37,7 @@ def federate(
     client_validation: float | None = None,
     image_size: int | None = None,
     domain_fractions: str | None = None,
+    schema: Schema | None = None,
 ) -> Federation:
     """Load a data set and divide it among clients.
 
@@ -60,6 +62,7 @@ def federate(
             validation, 0..0.5; None: none.
         image_size: Pixels to a side to bring every image of data by name to, grey where all are grey; None: as they are.
         domain_fractions: Shares of single domains in place of `fraction`, such as ``"svhn=0.2,mnist_m=0.14"``.
+        schema: What a table's columns hold; None: as the training table says.
 
     Returns:
         The federation.
@@ -80,7 +83,7 @@ def federate(
         raise FedfillError(
             f"image_size: found {image_size}, but data from Python keep their shape; it goes with data by name"
         )
-    source = load(data, data_dir, image_size) if isinstance(data, str) else from_python(data)
+    source = load(data, data_dir, image_size, schema) if isinstance(data, str) else from_python(data, schema=schema)
     if isinstance(source, Source):
         shares = _fractions(domain_fractions, source)
         federation = _divided(source, fraction, shares, partition, clients, seed, client_test)

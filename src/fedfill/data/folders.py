@@ -14,6 +14,7 @@ from fedfill.data.dataset import Part, Parts, Source, in_order, join, source_of
 from fedfill.data.images import decode
 from fedfill.data.parquet import read_parquet
 from fedfill.data.samples import Samples
+from fedfill.data.schema import Schema
 from fedfill.data.tables import find_tables, fitted, read_tables
 from fedfill.errors import FedfillError, first_line
 
@@ -25,7 +26,9 @@ SPLITS = frozenset({"train", "training", "test", "testing", "val", "valid", "val
 """Names of folders, in small letters, that are parts of a data set and no domains of it."""
 
 
-def from_folder(name: str, folder: Path, one_of_many: bool = False, size: int | None = None) -> Source:
+def from_folder(
+    name: str, folder: Path, one_of_many: bool = False, size: int | None = None, schema: Schema | None = None
+) -> Source:
     """A source from a folder of Parquet files, images or tables.
 
     Args:
@@ -33,6 +36,7 @@ def from_folder(name: str, folder: Path, one_of_many: bool = False, size: int | 
         folder: The folder, or the file of a table.
         one_of_many: Whether it holds the data of one client alone, which may lack classes and a test set.
         size: Pixels to a side to bring every image to, grey where all are grey; None: as they are.
+        schema: What a table's columns hold; None: as the training table says.
 
     Returns:
         The source.
@@ -41,7 +45,7 @@ def from_folder(name: str, folder: Path, one_of_many: bool = False, size: int | 
         FedfillError: Where it can't be read.
     """
     with readable(f"data '{name}'", folder):
-        return _from_folder(name, folder, one_of_many, size)
+        return _from_folder(name, folder, one_of_many, size, schema)
 
 
 @contextmanager
@@ -53,19 +57,20 @@ def readable(where: str, folder: Path) -> Iterator[None]:
         raise FedfillError(f"{where}: '{folder}' can't be read ({first_line(error)})") from error
 
 
-def _from_folder(name: str, folder: Path, one_of_many: bool, size: int | None) -> Source:
+def _from_folder(name: str, folder: Path, one_of_many: bool, size: int | None, schema: Schema | None) -> Source:
     where = f"data '{name}'"
     if (tables := find_tables(folder)) is not None:
-        if one_of_many:
+        if one_of_many and schema is None:
             raise FedfillError(
-                f"{where}: '{tables[0]}' is a table, and a host alone can't know all words of its columns; encode it and give "
-                "it as safetensors"
+                f"{where}: '{tables[0]}' is a table, and a host alone can't know all words of its columns; agree on a schema "
+                "(schema_file), or encode it and give it as safetensors"
             )
         if size is not None:
             raise FedfillError(f"image_size: found {size}, but '{tables[0]}' is a table and holds no images")
         log.info("reading %s", name)
-        train, test, columns, note = read_tables(*tables, where)
-        return fitted(source_of(name, where, train, test), columns, note)
+        train, test, columns, note = read_tables(*tables, where, schema)
+        everyone = sys.maxsize if one_of_many else None
+        return fitted(source_of(name, where, train, test, everyone=everyone), columns, note)
     folder = descend(folder, where)
     layout = find_layout(folder)
     if layout is None:

@@ -13,8 +13,9 @@ import torch
 from fedfill.data.cells import DOMAIN_COLUMN, LABEL, is_number
 from fedfill.data.columns import Columns
 from fedfill.data.dataset import Part, Source, join, label_array, source_of, together, too_few
+from fedfill.data.schema import Schema
 from fedfill.data.tables import fitted, of_tables, sound
-from fedfill.errors import FedfillError, first_line
+from fedfill.errors import FedfillError, first_line, shown
 
 FILES = (Path("table"), Path("test table"))
 """What the tables are called in errors."""
@@ -44,7 +45,9 @@ def as_arrow(data: Any, where: str) -> Any:
         raise FedfillError(f"{where}: the rows can't be read as a table: {first_line(error)}") from error
 
 
-def from_frames(data: Any, name: str, class_names: Sequence[str] | None) -> Source | list[Source]:
+def from_frames(
+    data: Any, name: str, class_names: Sequence[str] | None, schema: Schema | None = None
+) -> Source | list[Source]:
     """A source from tables, or for a list one source per client; columns, classes and scaling are those of all together.
 
     Args:
@@ -52,6 +55,7 @@ def from_frames(data: Any, name: str, class_names: Sequence[str] | None) -> Sour
             labels)``; or a dict of these by domain, or a list of them by client.
         name: What to call it.
         class_names: As for `fedfill.data.tables.of_tables`.
+        schema: What the columns hold, the target and the site among them; None: as the training table says.
 
     Returns:
         The source or sources.
@@ -59,27 +63,46 @@ def from_frames(data: Any, name: str, class_names: Sequence[str] | None) -> Sour
     Raises:
         FedfillError: Where the tables don't fit together, or one can't be read.
     """
+    if schema is not None:
+        data = _prepared(data, schema, "data")
     if isinstance(data, list):
         wheres = [f"data of client {client}" for client in range(len(data))]
         pairs = [_pair(item, where) for item, where in zip(data, wheres, strict=True)]
-        return _by_client(pairs, wheres, name, class_names)
+        return _by_client(pairs, wheres, name, class_names, schema)
     if isinstance(data, dict):
         wheres = [f"data of domain '{domain}'" for domain in data]
         pairs = [_pair(item, where) for item, where in zip(data.values(), wheres, strict=True)]
-        parts, columns, note = _read(pairs, wheres, class_names)
+        parts, columns, note = _read(pairs, wheres, class_names, schema)
         domains = [str(domain).strip() for domain in data]
         if twice := next((domain for domain in domains if domains.count(domain) > 1), None):
             raise FedfillError(f"data: the domain '{twice}' is there twice")
         return fitted(join(name, "data", dict(zip(domains, parts, strict=True))), columns, note)
-    ((train, test),), columns, note = _read([_pair(data, "data")], ["data"], class_names, domains=True)
+    ((train, test),), columns, note = _read([_pair(data, "data")], ["data"], class_names, schema, domains=True)
     return fitted(source_of(name, "data", train, test), columns, note)
 
 
+def _prepared(data: Any, schema: Schema, where: str) -> Any:
+    """Tables, alone or in tuples, lists and dicts, prepared by their schema, which names the target."""
+    if isinstance(data, dict):
+        return {name: _prepared(item, schema, f"data of domain '{name}'") for name, item in data.items()}
+    if isinstance(data, list):
+        return [_prepared(item, schema, f"data of client {k}") for k, item in enumerate(data)]
+    if isinstance(data, tuple) and len(data) == 2 and all(map(is_frame, data)):
+        return tuple(_prepared(item, schema, where) for item in data)
+    if not is_frame(data):
+        raise FedfillError(f"{where}: found {shown(data)} with a schema; allowed: a table, or (table, test table)")
+    return schema.prepared(as_arrow(data, where), where)
+
+
 def _by_client(
-    pairs: Sequence[tuple[Any, Any]], wheres: Sequence[str], name: str, class_names: Sequence[str] | None
+    pairs: Sequence[tuple[Any, Any]],
+    wheres: Sequence[str],
+    name: str,
+    class_names: Sequence[str] | None,
+    schema: Schema | None,
 ) -> list[Source]:
     """One source for each client, scaled alike."""
-    parts, columns, note = _read(pairs, wheres, class_names)
+    parts, columns, note = _read(pairs, wheres, class_names, schema)
     everyone = sum(len(part.samples) for pair in parts for part in pair if part is not None)
     raw = [source_of(name, where, *pair, everyone=everyone) for where, pair in zip(wheres, parts, strict=True)]
     if not any(len(source.test) for source in raw):
@@ -140,7 +163,11 @@ def _labelled(frame: Any, labels: Any, where: str) -> Any:
 
 
 def _read(
-    pairs: Sequence[tuple[Any, Any]], wheres: Sequence[str], class_names: Sequence[str] | None, domains: bool = False
+    pairs: Sequence[tuple[Any, Any]],
+    wheres: Sequence[str],
+    class_names: Sequence[str] | None,
+    schema: Schema | None = None,
+    domains: bool = False,
 ) -> tuple[list[tuple[Part, Part | None]], Columns, str]:
     """The parts of each table, read as one table, in their own units; with their columns and a sentence on these."""
     trains = [train for train, _ in pairs]
@@ -150,9 +177,9 @@ def _read(
     files = FILES[: len(joined)]
     tables = [sound(table, file) for table, file in zip(joined, files, strict=True)]
     try:
-        train, test, columns, note = of_tables(tables, files, "data", class_names)
+        train, test, columns, note = of_tables(tables, files, "data", class_names, schema)
     except FedfillError:
-        if len(pairs) > 1:
+        if len(pairs) > 1 and schema is None:
             _name_the_one(pairs, wheres, class_names)
         raise
 

@@ -18,6 +18,7 @@ from fedfill.data.folders import IMAGE_SUFFIXES
 from fedfill.data.frames import as_arrow, is_frame
 from fedfill.data.images import fitted
 from fedfill.data.parquet import IMAGE_COLUMNS
+from fedfill.data.schema import from_document
 from fedfill.data.tables import read_rows, rows_of
 from fedfill.errors import FedfillError, first_line, path_of, shown
 
@@ -97,6 +98,8 @@ class Inputs:
             rows = zip(columns.numbers, columns.mean, columns.deviation, strict=True)
             document["numbers"] = [{"name": name, "mean": mean, "deviation": d} for name, mean, d in rows]
             document["words"] = [{"name": name, "words": list(words)} for name, words in columns.words.items()]
+            if columns.schema is not None:
+                document["schema"] = columns.schema.document()
         return document
 
     @classmethod
@@ -122,6 +125,7 @@ class Inputs:
                 {str(column["name"]): tuple(map(str, column["words"])) for column in document["words"]},
                 tuple(float(column["mean"]) for column in numbers),
                 tuple(float(column["deviation"]) for column in numbers),
+                None if document.get("schema") is None else from_document(document["schema"], "of the model"),
             )
         found = cls(tuple(map(int, document["shape"])), str(document["dtype"]), document.get("image_size"), columns)
         if found.kind != document["kind"] or (columns is not None and (columns.size,) != found.shape):

@@ -26,6 +26,7 @@ from fedfill.data.dataset import (
 from fedfill.data.frames import from_frames, holds_frame
 from fedfill.data.parquet import find_columns, from_arrow, read_domain_names
 from fedfill.data.samples import Samples
+from fedfill.data.schema import Schema
 from fedfill.errors import FedfillError, shown
 
 
@@ -53,7 +54,9 @@ def dataset(data: Any, *, class_names: Sequence[str] | None = None) -> Source | 
     return from_python(data, class_names=class_names)
 
 
-def from_python(data: Any, name: str = "python", class_names: Sequence[str] | None = None) -> Source | list[Source]:
+def from_python(
+    data: Any, name: str = "python", class_names: Sequence[str] | None = None, schema: Schema | None = None
+) -> Source | list[Source]:
     """A source from objects in memory, of one or several domains, or one source per client from a list of them.
 
     Accepted are what `frames.from_frames` takes, a tuple ``(inputs, labels)`` or ``(inputs, labels, test_inputs, test_labels)`` of numpy arrays or torch
@@ -67,6 +70,7 @@ def from_python(data: Any, name: str = "python", class_names: Sequence[str] | No
         data: One of these forms, a dict with one of them by domain, or a list with one of them per client.
         name: What to call it.
         class_names: In the order of their indices; None: of labels that are words these, in the order of the alphabet.
+        schema: What a table's columns hold, the target and the site among them; None: as the training table says.
 
     Returns:
         A source, or for a list one source per client.
@@ -80,8 +84,10 @@ def from_python(data: Any, name: str = "python", class_names: Sequence[str] | No
             raise FedfillError(
                 f"class_names: found {shown(class_names)} with a data set that has its own; allowed: none"
             )
+    if schema is not None and not holds_frame(data):
+        raise FedfillError(f"schema_file: found a schema with {shown(data)}, which is no table; allowed: none")
     if holds_frame(data):
-        return from_frames(data, name, class_names)
+        return from_frames(data, name, class_names, schema)
     names = class_names or _words_of(data)
     if isinstance(data, list):
         return _by_client(data, name, names)

@@ -30,6 +30,7 @@ from fedfill.data.images import pixels
 from fedfill.data.names import is_place, unknown
 from fedfill.data.objects import from_dataset
 from fedfill.data.samples import Samples
+from fedfill.data.schema import Schema, from_toml
 from fedfill.errors import FedfillError, first_line, path_of
 
 log = logging.getLogger("fedfill")
@@ -49,7 +50,9 @@ JOINED: dict[str, tuple[tuple[str, ...], int]] = {"digits-domains": (("mnist", "
 """Data sets that are joined of others, each of them a domain, and the pixels to a side to which all images are brought."""
 
 
-def load(name: str, data_dir: Path | str | None = None, size: int | None = None) -> Source:
+def load(
+    name: str, data_dir: Path | str | None = None, size: int | None = None, schema: Schema | None = None
+) -> Source:
     """The data set of this name: bundled, else from the data folder, else from the Hugging Face Hub.
 
     Args:
@@ -57,6 +60,7 @@ def load(name: str, data_dir: Path | str | None = None, size: int | None = None)
             (``./photos``), or a file of synthetic samples (``NAME.safetensors``), which is tested on the test set of the data set that it was made from.
         data_dir: Where tables and folders of Parquet files or images lie; the environment variable FEDFILL_DATA where None.
         size: Pixels to a side to bring every image to, grey where all are grey; None: as they are.
+        schema: What a table's columns hold; None: as the training table says.
 
     Returns:
         The source. Loading it again in the same process costs nothing and gives the same tensors.
@@ -73,13 +77,19 @@ def load(name: str, data_dir: Path | str | None = None, size: int | None = None)
             synthetic.locate(name, place), lambda real, side: _load(real, place, setting, side), size
         )
     lies = os.path.abspath(path_of("data", name)) if is_place(name) else None
-    return _load(name, place, setting, size, lies)
+    source = _load(name, place, setting, size, lies, None if schema is None else schema.toml())
+    if schema is not None and source.columns is None:
+        raise FedfillError(f"schema_file: found a schema with data '{name}', which are no table; allowed: none")
+    return source
 
 
 @functools.lru_cache(maxsize=2)
-def _load(name: str, data_dir: str | None, setting: str, size: int | None, place: str | None = None) -> Source:
+def _load(
+    name: str, data_dir: str | None, setting: str, size: int | None, place: str | None = None, agreed: str | None = None
+) -> Source:
+    schema = None if agreed is None else from_toml(agreed, "")  # as text, by which what was read can be found again
     if place is not None:
-        return _at(name, Path(place), size)
+        return _at(name, Path(place), size, schema)
     if name == "digits":
         return _digits(size)
     if data_dir is not None and not Path(data_dir).is_dir():
@@ -91,7 +101,7 @@ def _load(name: str, data_dir: str | None, setting: str, size: int | None, place
     if name in JOINED or (folder is None and name in HUB):
         log.info("reading %s", name)
     if folder is not None:
-        return from_folder(name, folder, size=size)
+        return from_folder(name, folder, size=size, schema=schema)
     if name in JOINED:
         names, usual = JOINED[name]
         # past the cache, which would keep the parts beside the whole
@@ -106,14 +116,14 @@ def _load(name: str, data_dir: str | None, setting: str, size: int | None, place
     raise FedfillError(sentence)
 
 
-def _at(name: str, place: Path, size: int | None) -> Source:
+def _at(name: str, place: Path, size: int | None, schema: Schema | None) -> Source:
     """The data set of a folder or table that is named by its path, with what was found there."""
     if not (place.is_dir() or _is_table(place)):
         found = "no such folder or file" if not place.exists() else "a file of another kind"
         raise FedfillError(
             f"data: '{name}' is {found}{'' if str(place) == name else f' ({place})'}; allowed: a folder of images or Parquet files, or a table as .csv or .parquet"
         )
-    source = from_folder(place.name, place, size=size)
+    source = from_folder(place.name, place, size=size, schema=schema)
     shape, names = source.train.inputs.shape[1:], source.class_names
     what = f"rows of {shape[0]} numbers"
     if len(shape) == 3:

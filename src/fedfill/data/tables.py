@@ -21,6 +21,7 @@ from fedfill.data.columns import Columns
 from fedfill.data.dataset import Part, Source, check_labels, in_order, numbered
 from fedfill.data.parquet import IMAGE_COLUMNS
 from fedfill.data.samples import Samples
+from fedfill.data.schema import Schema
 from fedfill.errors import FedfillError, did_you_mean, first_line
 from fedfill.files import check_regular
 
@@ -60,13 +61,16 @@ def find_tables(place: Path) -> tuple[Path, Path | None] | None:
     return None
 
 
-def read_tables(train: Path, test: Path | None, where: str) -> tuple[Part, Part | None, Columns, str]:
+def read_tables(
+    train: Path, test: Path | None, where: str, schema: Schema | None = None
+) -> tuple[Part, Part | None, Columns, str]:
     """The samples of a training table and perhaps a test table.
 
     Args:
         train: A CSV or Parquet file.
         test: Another with the same columns.
         where: The beginning of an error sentence.
+        schema: What the columns hold; None: as the training table says.
 
     Returns:
         The parts, with float64 inputs in the table's own units, their columns, and a sentence on what these were taken for.
@@ -75,6 +79,9 @@ def read_tables(train: Path, test: Path | None, where: str) -> tuple[Part, Part 
         FedfillError: Where a file can't be read, a cell is empty, or a column is neither numbers nor words.
     """
     files = [train] if test is None else [train, test]
+    if schema is not None:
+        ready = [schema.prepared(_read(file, schema.words), f"data: '{file}'") for file in files]
+        return of_tables(ready, files, where, schema=schema)
     tables = [_read(train)]
     if test is not None:
         # types guessed from the test file alone would make numbers or truth values of the training table's words
@@ -83,7 +90,11 @@ def read_tables(train: Path, test: Path | None, where: str) -> tuple[Part, Part 
 
 
 def of_tables(
-    tables: Sequence[Any], files: Sequence[Path], where: str, class_names: Sequence[str] | None = None
+    tables: Sequence[Any],
+    files: Sequence[Path],
+    where: str,
+    class_names: Sequence[str] | None = None,
+    schema: Schema | None = None,
 ) -> tuple[Part, Part | None, Columns, str]:
     """`read_tables` of Arrow tables, the training table and perhaps the test table.
 
@@ -93,6 +104,8 @@ def of_tables(
         where: The beginning of an error sentence.
         class_names: The classes in the order of their indices; whole numbers in the column `label` are then such indices. None: as
             the training table has them.
+
+        schema: By which the tables were prepared; None: what the columns hold is as the training table says.
 
     Returns:
         As `read_tables`.
@@ -150,6 +163,21 @@ def of_tables(
     return parts[0], parts[1] if len(parts) > 1 else None, known, note
 
 
+def _by_schema(tables: Sequence[Any], files: Sequence[Path], schema: Schema) -> tuple[Part, Part | None, Columns, str]:
+    """`of_tables` where the columns were agreed on before."""
+    known, names = schema.encoding(), schema.target.values
+    parts: list[Part] = []
+    for file, table in zip(files, tables, strict=True):
+        where = f"data: '{file}'"
+        labels = numbered(cell_words(table, LABEL, file), names, where)
+        origin = cell_words(table, DOMAIN_COLUMN, file) if DOMAIN_COLUMN in table.column_names else None
+        parts.append(Part(Samples(known.values(table, file), torch.from_numpy(labels)), names, where, origin))
+    note = (
+        f"Columns: {len(schema.columns):,} of the schema ({_few(list(schema.columns))}), scaled by its public bounds."
+    )
+    return parts[0], parts[1] if len(parts) > 1 else None, known, note
+
+
 def fitted(raw: Source, columns: Columns, note: str) -> Source:
     """A source of rows in their own units, scaled by its training samples."""
     columns = columns.fitted(raw.train.inputs)
@@ -175,11 +203,15 @@ def read_rows(file: Path, columns: Columns) -> tuple[Tensor, list[str]]:
     Raises:
         FedfillError: Where the file can't be read, a column is missing, or a cell is empty or of another kind.
     """
-    return rows_of(_read(file, tuple(columns.words)), columns, file)
+    words = tuple(columns.words) if columns.schema is None else columns.schema.words
+    return rows_of(_read(file, words), columns, file)
 
 
 def rows_of(table: Any, columns: Columns, file: Path) -> tuple[Tensor, list[str]]:
     """`read_rows` of an Arrow table."""
+    if columns.schema is not None:
+        ready = columns.schema.prepared(table, f"data: '{file}'", labelled=False)
+        return columns.inputs(columns.values(ready, file), f"data: '{file}'"), []
     names, wanted = table.column_names, (*columns.numbers, *columns.words)
     for name in wanted:
         if name not in names:

@@ -17,6 +17,7 @@ from fedfill.data.division import federate
 from fedfill.data.federation import Federation
 from fedfill.data.names import is_place
 from fedfill.data.partitions import is_function
+from fedfill.data.schema import read_schema
 from fedfill.data.synthetic import with_extra
 from fedfill.engines import require
 from fedfill.engines.allocator import keep_freed_memory
@@ -283,6 +284,7 @@ def divide(experiment: Experiment, *, data: Any = None, partition: Any = None) -
         client_validation=experiment.client_validation,
         image_size=experiment.image_size,
         domain_fractions=experiment.domain_fractions,
+        schema=None if experiment.schema_file is None else read_schema(experiment.schema_file),
     )
 
 

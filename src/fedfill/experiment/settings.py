@@ -60,6 +60,10 @@ class Experiment(BaseModel):
     """Shares of single domains in place of `data_fraction`, such as svhn=0.2,mnist_m=0.14. None: the same share of all."""
     image_size: Data[int | None] = Field(default=None, ge=1, le=4096)
     """Every image is brought to this many pixels on each side, in grey where all are grey. None: as they are stored."""
+    # left out where there is none, so that digests of runs without one stay as they were
+    schema_file: Data[Place[str | None]] = Field(default=None, exclude_if=lambda value: value is None)
+    """What the columns of a table hold, as sites agreed on it: a TOML file, of which 'fedfill describe' makes a draft.
+    None: as the training table says."""
     partition: Data[str] = "dirichlet:0.5"
     """How the training samples are divided among the clients: see 'fedfill list partitions', or FILE.py:NAME of a
     function of your own."""

@@ -23,6 +23,7 @@ from fedfill import __version__, tree
 from fedfill.data import sources
 from fedfill.data.inputs import Inputs
 from fedfill.data.objects import from_python
+from fedfill.data.schema import read_schema
 from fedfill.errors import FedfillError, Kept, checked, first_line, path_of
 from fedfill.experiment.settings import PYTHON
 from fedfill.experiment.start import BESIDE, is_personal, network_settings
@@ -269,13 +270,14 @@ def source_of_run(place: RunDirectory, document: Mapping[str, Any], data: Any, d
     name = str(document["data"])
     if (place.path / "deployment.toml").exists():
         raise FedfillError(f"{setting}: {place.path} is a deployment's, whose data stay on their hosts; allowed: none")
+    schema = None if document.get("schema_file") is None else read_schema(document["schema_file"])
     if data is None and name.split(":")[0] == PYTHON:
         raise FedfillError(
             f"{setting}: the data of {place.path} came from Python; give them again, in Python: fedfill.export(RUN, data=...)"
         )
     if data is None:
-        return sources.load(name, data_dir or document.get("data_dir"), document.get("image_size"))
-    source = from_python(data)
+        return sources.load(name, data_dir or document.get("data_dir"), document.get("image_size"), schema)
+    source = from_python(data, schema=schema)
     return next(one for one in source if len(one.test)) if isinstance(source, list) else source
 
 

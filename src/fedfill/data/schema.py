@@ -1,0 +1,317 @@
+"""Schemas of tables: what sites agree on before any data are read, so that no record sets a bound, a category or a bin.
+
+A schema is a TOML file. It names the columns with their kinds, public bounds and categories, the target, and the column that says
+where a row comes from. With it a table may have empty cells, ordered words and dates, and every row has a *cell*: one whole number
+for each column, which is what counts over records are made of.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import date
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field
+from torch import Tensor
+
+from fedfill.data.cells import DOMAIN_COLUMN, LABEL
+from fedfill.data.columns import Columns
+from fedfill.data.schema_columns import MISSING, OTHER, Codes, Column, Target, as_word, empty_cell
+from fedfill.errors import FedfillError, checked, did_you_mean, first_line
+from fedfill.files import read_regular
+
+LARGEST = 1 << 20
+"""Bytes of the largest file."""
+
+
+class SchemaFile(BaseModel):
+    """What a schema's TOML file holds."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    site: str | None = None
+    """The column that says where a row comes from; none: nothing does."""
+    target: Target
+    """What is to be told of a row."""
+    columns: dict[str, Column] = Field(min_length=1)
+    """What is learned from, by name, in this order."""
+
+
+@dataclass(frozen=True)
+class Schema:
+    """A table's columns, cells and target, as sites agreed on them.
+
+    Attributes:
+        columns: By name, in order.
+        target: What is to be told of a row.
+        site: The column that says where a row comes from; None: nothing does.
+    """
+
+    columns: Mapping[str, Column]
+    target: Target
+    site: str | None = None
+
+    @cached_property
+    def sizes(self) -> tuple[int, ...]:
+        """How many cells each column has, the target last where it has classes."""
+        own = [column.size for column in self.columns.values()]
+        return (*own, len(self.target.values)) if self.target.kind == "classes" else tuple(own)
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """Names of the columns that `sizes` counts."""
+        return (*self.columns, self.target.column) if self.target.kind == "classes" else tuple(self.columns)
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """Columns that hold words, also where they look like numbers."""
+        own = [name for name, column in self.columns.items() if column.kind in ("category", "ordered")]
+        own += [self.target.column] if self.target.kind == "classes" else []
+        return tuple(own if self.site is None else [*own, self.site])
+
+    def document(self) -> dict[str, Any]:
+        """The schema as plain values, from which `from_document` makes it again."""
+        file = SchemaFile(site=self.site, target=self.target, columns=dict(self.columns))
+        return file.model_dump(mode="json", exclude_defaults=True)
+
+    def toml(self) -> str:
+        """The schema as text of a TOML file."""
+        lines = [f"site = {_toml(self.site)}", ""] if self.site is not None else []
+        tables = {"target": self.target, **{f"columns.{_key(name)}": column for name, column in self.columns.items()}}
+        for head, part in tables.items():
+            lines += [
+                f"[{head}]",
+                *(f"{k} = {_toml(v)}" for k, v in part.model_dump(exclude_defaults=True).items()),
+                "",
+            ]
+        return "\n".join(lines)
+
+    def codes(self, table: Any, where: str) -> Codes:
+        """The cells of a table's rows.
+
+        Args:
+            table: An Arrow table with all of `names`.
+            where: The beginning of an error's sentence.
+
+        Returns:
+            ``[n, d]``, one column for each of `sizes`.
+
+        Raises:
+            FedfillError: Where a column is missing, or a cell is empty or of another kind where it may not be.
+        """
+        found = [_coded(column, values) for _, column, values in self._read(table, where)]
+        if self.target.kind == "classes":
+            found.append(self._classes(table, where))
+        return np.stack(found, axis=1)
+
+    def prepared(self, table: Any, where: str, labelled: bool = True) -> Any:
+        """A table without empty cells, as `encoding` reads it.
+
+        Numbers, dates and positions of ordered words lie within their bounds, with the middle for an empty cell and a column of 1
+        and 0 beside it; a category has one of its words, `OTHER` or `MISSING`.
+
+        Args:
+            table: An Arrow table with all columns of the schema.
+            where: The beginning of an error's sentence.
+            labelled: Whether the target and the site are read, too.
+
+        Returns:
+            An Arrow table; the target is called ``label``, the site ``domain``.
+
+        Raises:
+            FedfillError: As for `codes`.
+        """
+        import pyarrow as pa
+
+        found: dict[str, Any] = {}
+        for name, column, values in self._read(table, where):
+            if column.is_words:
+                found[name] = values.tolist()
+                continue
+            found[name] = np.nan_to_num(values, nan=sum(column.bounds) / 2)
+            if column.missing:
+                found[_indicator(name)] = np.isnan(values)
+        if labelled:
+            codes = self._classes(table, where)
+            found[LABEL] = [self.target.values[code] for code in codes]
+            if self.site is not None:
+                found[DOMAIN_COLUMN] = [
+                    None if empty_cell(cell) else as_word(cell) for cell in _cells(table, self.site, where)
+                ]
+        return pa.table(found)
+
+    def encoding(self) -> Columns:
+        """How `prepared` rows become inputs: numbers within -1 and 1 by the public bounds, and one input for each word.
+
+        Returns:
+            Columns whose scaling comes from no record.
+        """
+        numbers: dict[str, tuple[float, float]] = {}
+        for name, column in self.columns.items():
+            if not column.is_words:
+                low, high = column.bounds
+                numbers[name] = (low + high) / 2, (high - low) / 2
+                if column.missing:
+                    numbers[_indicator(name)] = 0.0, 1.0
+        words = {
+            name: (*column.values, OTHER, *([MISSING] if column.missing else []))
+            for name, column in self.columns.items()
+            if column.is_words
+        }
+        mean, deviation = zip(*numbers.values(), strict=True) if numbers else ((), ())
+        return Columns(tuple(numbers), words, mean, deviation, self)
+
+    def codes_of(self, inputs: Tensor, labels: Tensor) -> Codes:
+        """The cells of records as an algorithm has them: `codes` of the rows that became these inputs.
+
+        Args:
+            inputs: ``[n, features]`` float32, by `encoding`.
+            labels: ``[n]`` int64; of a target of classes.
+
+        Returns:
+            ``[n, d]``.
+        """
+        encoding, values = self.encoding(), inputs.double().cpu().numpy()
+        places = {name: k for k, name in enumerate(encoding.numbers)}
+        first, found = len(encoding.numbers), []
+        for name, column in self.columns.items():
+            if column.is_words:
+                codes = values[:, first : first + column.size].argmax(1)
+                first += column.size
+            else:
+                low, high = column.bounds
+                numbers = values[:, places[name]] * ((high - low) / 2) + (low + high) / 2
+                # float32 may have moved a whole number, or the first of a bin, by its last digits
+                numbers = np.round(numbers) if column.whole else numbers + (high - low) * 1e-6
+                if column.missing:
+                    numbers[values[:, places[_indicator(name)]] > 0.5] = np.nan
+                codes = column.codes(np.clip(numbers, low, high))
+            found.append(codes)
+        if self.target.kind == "classes":
+            found.append(labels.cpu().numpy())
+        return np.stack(found, axis=1).astype(np.int64)
+
+    def frame(self, codes: Codes, generator: np.random.Generator) -> Any:
+        """A table of rows with these cells: each value is drawn uniformly within its cell.
+
+        Args:
+            codes: ``[n, d]``, as `codes` gives them.
+            generator: For the draws.
+
+        Returns:
+            An Arrow table with the columns `names`.
+        """
+        import pyarrow as pa
+
+        found = {name: column.drawn(codes[:, k], generator) for k, (name, column) in enumerate(self.columns.items())}
+        if self.target.kind == "classes":
+            found[self.target.column] = [self.target.values[code] for code in codes[:, -1]]
+        return pa.table(found)
+
+    def _read(self, table: Any, where: str) -> Iterator[tuple[str, Column, NDArray[Any]]]:
+        """Each column's name, kind and values: numbers, NaN where empty, or words, of those that are allowed."""
+        for name, column in self.columns.items():
+            cells = _cells(table, name, where)
+            if column.is_words:
+                known = {*column.values}
+                words = [MISSING if empty_cell(c) else w if (w := as_word(c)) in known else OTHER for c in cells]
+                values: NDArray[Any] = np.array(words)
+                empty = values == MISSING
+            else:
+                values = column.numbers(cells, name, where)
+                empty = np.isnan(values)
+            if not column.missing and empty.any():
+                raise FedfillError(
+                    f"{where}: column '{name}' has {int(empty.sum()):,} empty cells, which the schema does not allow (missing = false)"
+                )
+            yield name, column, values
+
+    def _classes(self, table: Any, where: str) -> Codes:
+        order = {value: k for k, value in enumerate(self.target.values)}
+        cells = [as_word(cell) for cell in _cells(table, self.target.column, where)]
+        for k, cell in enumerate(cells):
+            if cell not in order:
+                raise FedfillError(
+                    f"{where}: column '{self.target.column}' holds '{cell}' in row {k + 1:,}; "
+                    f"allowed by the schema: {', '.join(self.target.values)}"
+                )
+        return np.array([order[cell] for cell in cells], dtype=np.int64)
+
+
+def read_schema(path: Path | str) -> Schema:
+    """The schema of a TOML file.
+
+    Args:
+        path: The file.
+
+    Returns:
+        The schema.
+
+    Raises:
+        FedfillError: Where it can't be read, or is not sound.
+    """
+    try:
+        text = read_regular(Path(path), LARGEST).decode()
+    except (OSError, UnicodeDecodeError) as error:
+        raise FedfillError(f"schema: '{path}' can't be read: {first_line(error)}") from error
+    return from_toml(text, str(path))
+
+
+def from_toml(text: str, where: str) -> Schema:
+    """The schema of a text in TOML; `where` it came from is told in errors."""
+    try:
+        document = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise FedfillError(f"schema: '{where}' is no TOML: {first_line(error)}") from error
+    return from_document(document, where)
+
+
+def from_document(document: Mapping[str, Any], where: str) -> Schema:
+    """The schema of plain values; `where` they came from is told in errors."""
+    file = checked(SchemaFile, dict(document), f"schema {where}")
+    others = [name for name in (file.site, file.target.column, file.target.event) if name is not None]
+    if twice := [name for name in (*file.columns, *others) if [*file.columns, *others].count(name) > 1]:
+        raise FedfillError(f"schema: '{where}' uses the column '{twice[0]}' twice")
+    return Schema(file.columns, file.target, file.site)
+
+
+def _cells(table: Any, name: str, where: str) -> list[Any]:
+    if name not in table.column_names:
+        raise FedfillError(
+            f"{where}: found no column '{name}', which the schema has; {did_you_mean(name, table.column_names)}"
+        )
+    cells: list[Any] = table.column(name).to_pylist()
+    return cells
+
+
+def _coded(column: Column, values: NDArray[Any]) -> Codes:
+    if not column.is_words:
+        return column.codes(values)
+    order = {word: k for k, word in enumerate((*column.values, OTHER, MISSING))}
+    return np.array([order[word] for word in values], dtype=np.int64)
+
+
+def _indicator(name: str) -> str:
+    """What the column is called that is 1 where another has an empty cell."""
+    return f"{name} is missing"
+
+
+def _key(name: str) -> str:
+    return name if name.replace("_", "").replace("-", "").isalnum() and name.isascii() else _toml(name)
+
+
+def _toml(value: Any) -> str:
+    """A value in TOML; of strings JSON's form, which TOML reads."""
+    import json
+
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_toml, value))}]"
+    if isinstance(value, date):
+        return value.isoformat()
+    return json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,244 @@
+"""Columns of a schema: kinds, public bounds and categories, and the cells that counts over records are made of."""
+
+from __future__ import annotations
+
+from datetime import date
+from typing import Any, Literal, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from fedfill.errors import FedfillError
+
+OTHER, MISSING = "other", "missing"
+"""What stands for a word that the schema lacks, and for an empty cell."""
+MOST_CELLS = 1000
+"""The most cells of one column."""
+
+Kind = Literal["category", "ordered", "integer", "real", "date"]
+Codes = NDArray[np.int64]
+"""Cells, ``[n]`` of a column or ``[n, d]`` of a table."""
+
+
+class Column(BaseModel):
+    """One column that is learned from, and its cells.
+
+    The cells of a category are its values in their order, then `OTHER`; those of ordered words are the values; those of numbers and
+    dates are bins. An empty cell is one more, the last, unless ``missing`` is false.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    kind: Kind
+    """What it holds; dates are counted in days."""
+    values: tuple[str, ...] = ()
+    """Of a category or of ordered words: all that may stand there."""
+    low: float | date | None = None
+    """Of numbers and dates: the public lower bound. What lies below counts as this."""
+    high: float | date | None = None
+    """The upper bound, likewise."""
+    bins: int = Field(default=16, ge=1, le=MOST_CELLS)
+    """Of numbers and dates: cells of equal width; whole numbers have no more than there are of them."""
+    missing: bool = True
+    """Whether cells may be empty."""
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        words = self.kind in ("category", "ordered")
+        if words != bool(self.values) or words != (self.low is None) or words != (self.high is None):
+            needed = "values" if words else "low and high"
+            raise ValueError(
+                f"a column of the kind '{self.kind}' needs {needed}, and nothing else of values, low and high"
+            )
+        if words:
+            if len(set(self.values)) < len(self.values) or "" in self.values:
+                raise ValueError("values must differ, and none may be empty")
+            if reserved := {OTHER, MISSING} & set(self.values):
+                raise ValueError(f"'{min(reserved)}' has a cell of its own and can't be a value")
+            if len(self.values) > MOST_CELLS - 2:
+                raise ValueError(f"found {len(self.values):,} values; allowed: up to {MOST_CELLS - 2:,}")
+            return self
+        if (self.kind == "date") != isinstance(self.low, date) or (self.kind == "date") != isinstance(self.high, date):
+            raise ValueError("low and high are dates of a column of dates, such as 2020-01-31, and numbers elsewhere")
+        low, high = self.bounds
+        if not (np.isfinite([low, high]).all() and low < high):
+            raise ValueError(f"found low = {self.low} and high = {self.high}; allowed: low below high")
+        if self.kind == "integer" and (low % 1 or high % 1):
+            raise ValueError("low and high of whole numbers must be whole")
+        return self
+
+    @property
+    def is_words(self) -> bool:
+        """Whether it holds words without an order."""
+        return self.kind == "category"
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """Lower and upper bound as numbers: days since the year 1 of dates, positions of ordered words."""
+        if self.kind == "ordered":
+            return 0.0, max(1.0, len(self.values) - 1.0)
+        ends = (self.low, self.high)
+        low, high = (float(end.toordinal()) if isinstance(end, date) else float(end or 0) for end in ends)
+        return low, high
+
+    @property
+    def whole(self) -> bool:
+        """Whether its numbers are whole."""
+        return self.kind != "real"
+
+    @property
+    def cells(self) -> int:
+        """How many cells its values have, without the one for empty cells."""
+        if self.kind in ("category", "ordered"):
+            return len(self.values) + (self.kind == "category")
+        low, high = self.bounds
+        return min(self.bins, int(high - low) + 1) if self.whole else self.bins
+
+    @property
+    def size(self) -> int:
+        """How many cells there are."""
+        return self.cells + self.missing
+
+    def numbers(self, cells: list[Any], name: str, where: str) -> NDArray[np.float64]:
+        """The values of a column that is no category as numbers within its bounds, NaN where a cell is empty.
+
+        Args:
+            cells: Of Arrow's ``to_pylist``.
+            name: The column's, for errors.
+            where: The beginning of an error's sentence.
+
+        Returns:
+            ``[n]``. A word that an ordered column lacks counts as empty.
+
+        Raises:
+            FedfillError: Where a cell is no number, or no date.
+        """
+        if self.kind == "ordered":
+            order = {value: float(k) for k, value in enumerate(self.values)}
+            return np.array([order.get(as_word(cell), np.nan) for cell in cells], dtype=np.float64)
+        read = _days if self.kind == "date" else _number
+        found = np.empty(len(cells))
+        for k, cell in enumerate(cells):
+            value = np.nan if empty_cell(cell) else read(cell)
+            if value is None:
+                needed = "a date such as 2020-01-31" if self.kind == "date" else "a number"
+                raise FedfillError(
+                    f"{where}: column '{name}' holds '{cell}' in row {k + 1:,}, but {needed} is needed there"
+                )
+            found[k] = value
+        low, high = self.bounds
+        return np.clip(np.round(found) if self.whole else found, low, high)
+
+    def codes(self, numbers: NDArray[np.float64]) -> Codes:
+        """The cells of numbers, ``[n]``, NaN where one is empty.
+
+        Args:
+            numbers: Within the bounds.
+
+        Returns:
+            ``[n]``; `cells` for an empty one.
+        """
+        low, high = self.bounds
+        # bins of whole numbers divide the numbers themselves, of which the upper bound is one; of reals the way between the bounds
+        span = high - low + 1 if self.whole else high - low
+        cells = np.floor((np.nan_to_num(numbers, nan=low) - low) * (self.cells / span)).astype(np.int64)
+        return np.where(np.isnan(numbers), self.cells, np.clip(cells, 0, self.cells - 1))
+
+    def drawn(self, codes: Codes, generator: np.random.Generator) -> list[Any]:
+        """A value for each cell, uniform within it: a word, a number or a date; None for an empty one.
+
+        Args:
+            codes: ``[n]``.
+            generator: For the draws.
+
+        Returns:
+            n values.
+        """
+        if self.kind in ("category", "ordered"):
+            names = [*self.values, *([OTHER] if self.kind == "category" else []), None]
+            return [names[code] for code in codes]
+        low, high = self.bounds
+        within = generator.random(len(codes))
+        if self.whole:
+            span = high - low + 1
+            ends = np.ceil(
+                np.arange(self.cells + 1) * (span / self.cells) - 1e-9
+            )  # the first whole number of each cell
+            known = np.clip(codes, 0, self.cells - 1)
+            found = low + ends[known] + np.floor(within * (ends[known + 1] - ends[known]))
+        else:
+            found = low + (codes + within) * ((high - low) / self.cells)
+        as_value = (lambda v: date.fromordinal(int(v))) if self.kind == "date" else int if self.whole else float
+        return [None if code == self.cells else as_value(value) for code, value in zip(codes, found, strict=True)]
+
+
+class Target(BaseModel):
+    """What is to be told of a row."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    column: str
+    """Its name; of survival that of the times."""
+    kind: Literal["classes", "number", "survival"] = "classes"
+    """A class, a number, or a time with an event."""
+    values: tuple[str, ...] = ()
+    """Of classes: all of them, in order."""
+    low: float | None = None
+    """Of a number: the public lower bound."""
+    high: float | None = None
+    """Its upper bound."""
+    event: str | None = None
+    """Of survival: the column that is 1 where the event came at that time, and 0 where the row was censored then."""
+    grid: tuple[float, ...] = ()
+    """Of survival: the public times, increasing, above 0."""
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        has = {
+            "classes": bool(self.values),
+            "number": self.low is not None and self.high is not None,
+            "survival": self.event is not None and bool(self.grid),
+        }
+        some = {
+            "classes": bool(self.values),
+            "number": self.low is not None or self.high is not None,
+            "survival": self.event is not None or bool(self.grid),
+        }
+        if not has[self.kind] or any(given for kind, given in some.items() if kind != self.kind):
+            needed = {"classes": "values", "number": "low and high", "survival": "event and grid"}[self.kind]
+            raise ValueError(f"a target of the kind '{self.kind}' needs {needed} and nothing of the others")
+        if len(set(self.values)) < len(self.values) or (self.kind == "classes" and len(self.values) < 2):
+            raise ValueError("values must be two or more, and differ")
+        if self.low is not None and self.high is not None and not self.low < self.high:
+            raise ValueError(f"found low = {self.low} and high = {self.high}; allowed: low below high")
+        if self.grid and not all(a < b for a, b in zip((0.0, *self.grid), self.grid, strict=False)):
+            raise ValueError("the times of grid must be above 0 and increase")
+        return self
+
+
+def empty_cell(cell: Any) -> bool:
+    """Whether a cell is empty: none, no letters, or NaN."""
+    return cell is None or cell == "" or cell != cell  # NaN alone differs from itself
+
+
+def as_word(cell: Any) -> str:
+    """A cell as a word; a number that is whole has no point, as CSV and Parquet may differ in that."""
+    return str(int(cell)) if isinstance(cell, float) and cell.is_integer() else str(cell)
+
+
+def _number(cell: Any) -> float | None:
+    try:
+        value = float(cell)
+    except (TypeError, ValueError):
+        return None
+    return value if np.isfinite(value) else None
+
+
+def _days(cell: Any) -> float | None:
+    if isinstance(cell, date):  # a moment is one, too
+        return float(cell.toordinal())
+    try:
+        return float(date.fromisoformat(str(cell)[:10]).toordinal())
+    except ValueError:
+        return None
