@@ -18,7 +18,7 @@ from fedfill.models.networks import ModelSettings
 TARGET = Path(__file__).parents[1] / "src" / "fedfill" / "options.py"
 NAMED = {"algorithm", "data", "partition", "model"}
 """Parameters of their own."""
-FILES = {"data_dir", "start_from", "extra", "weights"}
+FILES = {"data_dir", "start_from", "extra", "schema_file", "weights"}
 RESUMED = {"workers", "device", "data_dir"}
 """Parameters of `resume` of their own."""
 

@@ -21,6 +21,7 @@ __all__ = [
     "audit",
     "compare",
     "dataset",
+    "describe",
     "export",
     "load",
     "measure",
@@ -41,6 +42,7 @@ _HOME = {
     "audit": "fedfill.studies.audit",
     "compare": "fedfill.studies.compare",
     "dataset": "fedfill.data.objects",
+    "describe": "fedfill.studies.describe",
     "export": "fedfill.studies.export",
     "load": "fedfill.studies.use",
     "measure": "fedfill.studies.measure",
@@ -61,6 +63,7 @@ if TYPE_CHECKING:
     from fedfill.studies.audit import audit
     from fedfill.studies.compare import compare
     from fedfill.studies.comparison import Comparison
+    from fedfill.studies.describe import describe
     from fedfill.studies.export import export
     from fedfill.studies.measure import measure
     from fedfill.studies.report import report

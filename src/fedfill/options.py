@@ -20,6 +20,8 @@ class Shared(TypedDict, total=False):
     """Shares of single domains in place of `data_fraction`, such as svhn=0.2,mnist_m=0.14."""
     image_size: int | None
     """Every image is brought to this many pixels on each side, in grey where all are grey."""
+    schema_file: str | Path | None
+    """What the columns of a table hold, as sites agreed on it: a TOML file, of which 'fedfill describe' makes ..."""
     clients: int | None
     """Number of clients (K)."""
     client_test: float
@@ -478,6 +480,8 @@ class Options(Shared, total=False):
 class Changes(TypedDict, total=False):
     """What may be changed at a resume."""
 
+    schema_file: str | Path | None
+    """What the columns of a table hold, as sites agreed on it: a TOML file, of which 'fedfill describe' makes ..."""
     extra: str | Path | None
     """File of 'fedfill synthesise', whose samples each client has beside its own labelled ones."""
     start_from: str | Path | None

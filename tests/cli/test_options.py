@@ -36,18 +36,18 @@ def test_each_command_has_the_options_that_it_can_use() -> None:
     assert flags("measure") == {"data_dir", "device"}
     assert flags("partition") == DATA | {"seed"}
     assert flags("deploy", "rehearse") == FIELDS - SIMULATION
-    assert flags("deploy", "init") == FIELDS - SIMULATION - PLACES - hosts
+    assert flags("deploy", "init") == FIELDS - SIMULATION - (PLACES - {"schema_file"}) - hosts
 
 
 def test_groups_of_fields() -> None:
     assert {
         "data_dir", "device", "workers", "stack", "ray_address", "gpus_per_worker", "min_replies", "reply_timeout",
     } == INCIDENTAL  # fmt: skip
-    assert {"start_from", "extra"} == PLACES
+    assert {"start_from", "extra", "schema_file"} == PLACES
     assert {"engine", "workers", "stack", "ray_address", "gpus_per_worker"} == SIMULATION
     assert {
         "data", "data_dir", "data_fraction", "domain_fractions", "image_size", "partition", "clients", "client_test",
-        "client_validation", "labelled_per_client",
+        "client_validation", "labelled_per_client", "schema_file",
     } == DATA  # fmt: skip
 
 

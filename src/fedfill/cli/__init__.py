@@ -21,7 +21,7 @@ from fedfill.cli.help import Grouped, GroupedGroup, example
 from fedfill.cli.listing import list_names
 from fedfill.cli.reports import report
 from fedfill.cli.terminal import out
-from fedfill.cli.use import export, predict
+from fedfill.cli.use import describe, export, predict
 from fedfill.errors import FedfillError
 from fedfill.runs.progress import err
 
@@ -72,11 +72,13 @@ EXAMPLES = {
         "fedfill audit runs/NAME",
     ),
     "partition": ("fedfill partition --data ./photos --partition classes:2 --clients 10",),
+    "describe": ("fedfill describe people.csv --target died --site hospital --out schema.toml",),
     "list": ("fedfill list algorithms", "fedfill list settings feddpms"),
 }
 """Under the help of each command."""
 for command in (
     study, run, resume, compare, grid, reproduce, report, export, predict, synthesise, measure, audit, partition,
+    describe,
 ):  # fmt: skip
     app.command(cls=Grouped, epilog=example(*EXAMPLES[command.__name__]))(command)
 app.command("list", cls=Grouped, epilog=example(*EXAMPLES["list"]))(list_names)

@@ -13,7 +13,7 @@ from fedfill.cli.help import Grouped, GroupedGroup, example
 from fedfill.cli.options import FIELDS, Options, Out, takes
 from fedfill.cli.slips import check_algorithms, completer
 from fedfill.errors import FedfillError
-from fedfill.experiment.settings import PLACES, SIMULATION
+from fedfill.experiment.settings import SIMULATION
 from fedfill.runs.progress import progress
 
 app = typer.Typer(
@@ -50,7 +50,7 @@ def rehearse(
 )
 @takes(
     # the hosts have the data and their own machines
-    FIELDS - SIMULATION - PLACES - {"data_fraction", "domain_fractions", "partition", "device"},
+    FIELDS - SIMULATION - {"start_from", "extra", "data_fraction", "domain_fractions", "partition", "device"},
     settings=True,
     data="A data set that looks like the hosts', or a name for theirs. [default: digits]",
     clients="Number of hosts. [default: 3]",

@@ -48,6 +48,27 @@ def export(
     _print_exported(exported)
 
 
+def describe(
+    table: Annotated[Path, typer.Argument(metavar="TABLE", help="A CSV or Parquet file, or a folder with train.csv.")],
+    out: Annotated[Path, typer.Option(help="The TOML file to write, which must not be there yet.")],
+    target: Annotated[
+        str | None, typer.Option(help="The column to be told of a row. [default: label]", show_default=False)
+    ] = None,
+    site: Annotated[
+        str | None,
+        typer.Option(
+            help="The column that says where a row comes from. [default: domain, where there is one]",
+            show_default=False,
+        ),
+    ] = None,
+) -> None:
+    """Draft a schema of a table, for sites to edit and to agree on."""
+    schema = fedfill.describe(table, target=target, site=site, out=out)
+    tell(f"Written: {out}, with {len(schema.columns)} columns and the target {schema.target.column}.")
+    tell("Its bounds and values come from records: edit them, and agree on them, before others see them.")
+    tell(f"Use it: fedfill run fedavg --data {table} --schema-file {out}")
+
+
 @takes({"device"})
 def predict(
     options: Options,

@@ -17,13 +17,13 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor
 
 from fedfill.data.cells import DOMAIN_COLUMN, LABEL
 from fedfill.data.columns import Columns
 from fedfill.data.schema_columns import MISSING, OTHER, Codes, Column, Target, as_word, empty_cell
-from fedfill.errors import FedfillError, checked, did_you_mean, first_line
+from fedfill.errors import FedfillError, did_you_mean, first_line, shown
 from fedfill.files import read_regular
 
 LARGEST = 1 << 20
@@ -137,7 +137,7 @@ class Schema:
             found[name] = np.nan_to_num(values, nan=sum(column.bounds) / 2)
             if column.missing:
                 found[_indicator(name)] = np.isnan(values)
-        if labelled:
+        if labelled and self.target.kind == "classes":
             codes = self._classes(table, where)
             found[LABEL] = [self.target.values[code] for code in codes]
             if self.site is not None:
@@ -274,11 +274,27 @@ def from_toml(text: str, where: str) -> Schema:
 
 def from_document(document: Mapping[str, Any], where: str) -> Schema:
     """The schema of plain values; `where` they came from is told in errors."""
-    file = checked(SchemaFile, dict(document), f"schema {where}")
+    try:
+        file = SchemaFile.model_validate(document)
+    except ValidationError as error:
+        # an unknown name is why another is missing
+        first = min(error.errors(), key=lambda one: one["type"] != "extra_forbidden")
+        raise FedfillError(f"schema: {_told(first)} in '{where}'") from error
     others = [name for name in (file.site, file.target.column, file.target.event) if name is not None]
     if twice := [name for name in (*file.columns, *others) if [*file.columns, *others].count(name) > 1]:
         raise FedfillError(f"schema: '{where}' uses the column '{twice[0]}' twice")
     return Schema(file.columns, file.target, file.site)
+
+
+def _told(error: Mapping[str, Any]) -> str:
+    """What is wrong, and where."""
+    place, what = ".".join(map(str, error["loc"])), str(error["msg"]).removeprefix("Value error, ")
+    if error["type"] == "extra_forbidden":
+        kinds: dict[int, type[BaseModel]] = {1: SchemaFile, 2: Target, 3: Column}
+        known = kinds[len(error["loc"])].model_fields if len(error["loc"]) in kinds else {}
+        return f"unknown name '{place}'; {did_you_mean(str(error['loc'][-1]), known)},"
+    found = "" if error["type"] == "missing" or isinstance(error["input"], dict) else f"found {shown(error['input'])}; "
+    return f"{place or 'all of it'}: {found}{what[:1].lower()}{what[1:]},"
 
 
 def _cells(table: Any, name: str, where: str) -> list[Any]:

@@ -117,7 +117,7 @@ class Column(BaseModel):
         if self.kind == "ordered":
             order = {value: float(k) for k, value in enumerate(self.values)}
             return np.array([order.get(as_word(cell), np.nan) for cell in cells], dtype=np.float64)
-        read = _days if self.kind == "date" else _number
+        read = days_of if self.kind == "date" else _number
         found = np.empty(len(cells))
         for k, cell in enumerate(cells):
             value = np.nan if empty_cell(cell) else read(cell)
@@ -235,7 +235,8 @@ def _number(cell: Any) -> float | None:
     return value if np.isfinite(value) else None
 
 
-def _days(cell: Any) -> float | None:
+def days_of(cell: Any) -> float | None:
+    """Days since the year 1 of a date, of a moment, or of a text that begins with one; None of anything else."""
     if isinstance(cell, date):  # a moment is one, too
         return float(cell.toordinal())
     try:

@@ -80,12 +80,12 @@ def read_tables(
     """
     files = [train] if test is None else [train, test]
     if schema is not None:
-        ready = [schema.prepared(_read(file, schema.words), f"data: '{file}'") for file in files]
+        ready = [schema.prepared(read_table(file, schema.words), f"data: '{file}'") for file in files]
         return of_tables(ready, files, where, schema=schema)
-    tables = [_read(train)]
+    tables = [read_table(train)]
     if test is not None:
         # types guessed from the test file alone would make numbers or truth values of the training table's words
-        tables.append(_read(test, [name for name in tables[0].column_names if is_text(tables[0], name)]))
+        tables.append(read_table(test, [name for name in tables[0].column_names if is_text(tables[0], name)]))
     return of_tables(tables, files, where)
 
 
@@ -113,6 +113,8 @@ def of_tables(
     Raises:
         FedfillError: Likewise.
     """
+    if schema is not None:
+        return _by_schema(tables, files, schema)
     train = files[0]
     columns = tables[0].column_names
     for file, table in zip(files, tables, strict=True):
@@ -165,6 +167,10 @@ def of_tables(
 
 def _by_schema(tables: Sequence[Any], files: Sequence[Path], schema: Schema) -> tuple[Part, Part | None, Columns, str]:
     """`of_tables` where the columns were agreed on before."""
+    if schema.target.kind != "classes":
+        raise FedfillError(
+            f"schema_file: found a target of the kind '{schema.target.kind}' ({schema.target.column}); allowed: classes"
+        )
     known, names = schema.encoding(), schema.target.values
     parts: list[Part] = []
     for file, table in zip(files, tables, strict=True):
@@ -204,7 +210,7 @@ def read_rows(file: Path, columns: Columns) -> tuple[Tensor, list[str]]:
         FedfillError: Where the file can't be read, a column is missing, or a cell is empty or of another kind.
     """
     words = tuple(columns.words) if columns.schema is None else columns.schema.words
-    return rows_of(_read(file, words), columns, file)
+    return rows_of(read_table(file, words), columns, file)
 
 
 def rows_of(table: Any, columns: Columns, file: Path) -> tuple[Tensor, list[str]]:
@@ -245,7 +251,7 @@ def _is_table(file: Path) -> bool:
     return plain and not any(name in schema.names for name in IMAGE_COLUMNS)
 
 
-def _read(file: Path, texts: Iterable[str] = ()) -> Any:
+def read_table(file: Path, texts: Iterable[str] = ()) -> Any:
     """The table of a file; columns of CSV are of the types that their cells look like, but for `texts`, which are words."""
     import pyarrow as pa
     import pyarrow.csv

@@ -12,6 +12,7 @@ from typing import Any
 
 import tomli_w
 
+from fedfill.data.schema import read_schema
 from fedfill.deployment.host_data import Task
 from fedfill.errors import FedfillError
 from fedfill.experiment.loop import document_of
@@ -74,7 +75,12 @@ def init_app(
         )
     given = {"clients": 3, **options}
     options = {"partition": "iid", "model": "auto", **given, "engine": "flower"}
-    if class_names is not None and shape is not None:
+    if options.get("schema_file") is not None:
+        # the app holds the schema itself, and the hosts have no such file
+        schema = read_schema(options.pop("schema_file"))
+        given.pop("schema_file")
+        task = Task.by(schema, data, int(options["clients"]))
+    elif class_names is not None and shape is not None:
         task = Task(data, int(options["clients"]), tuple(class_names), tuple(shape))
     else:
         divided = arrange(algorithm, data=data, **options).federation
@@ -266,7 +272,7 @@ flower-supernode --superlink server.example.org:8000 --root-certificates ca.crt 
   --node-config 'client=0 data="/path/to/data" format="parquet" state-dir="/var/lib/fedfill"'
 ```
 
-`client` is 0 to {task.clients - 1}, another one on each host. `format` is `parquet` (a folder with train*.parquet), `images` (a folder for each class) or `safetensors`
+`client` is 0 to {task.clients - 1}, another one on each host. `format` is `parquet` (a folder with train*.parquet), `images` (a folder for each class), `table` (CSV or Parquet, by the schema in `task.toml`) or `safetensors`
 (a file with the tensors `inputs` and `labels`); classes are found by their names in `task.toml`, and a host may lack some. `state-dir` holds what
 the client keeps between rounds, `noise.key`, which undoes the protection of its noise in other hands, and `fedfill.log`: it belongs on a disk that outlives a restart. Further: `device="cuda"`, `max-message-bytes=1073741824`.
 Run it under a supervisor that starts it again after a minute (systemd: `Restart=always`, `RestartSec=60`): a SuperLink refuses a node for as

@@ -15,12 +15,14 @@ from fedfill.data.federation import ClientData, Federation
 from fedfill.data.folders import from_folder
 from fedfill.data.images import in_colour
 from fedfill.data.samples import UNKNOWN, Samples
+from fedfill.data.schema import Schema, from_toml
 from fedfill.data.stratified import hold_out
 from fedfill.errors import FedfillError, did_you_mean
 from fedfill.streams import numpy_stream
 
 FORMATS = {
     "parquet": "a folder with train*.parquet, and perhaps test*.parquet",
+    "table": "a CSV or Parquet file, or a folder with train.csv, whose columns are those of the schema",
     "images": "a folder with a folder of images for each class, or with train and test folders of these",
     "safetensors": "a file with the tensors inputs and labels, and perhaps test_inputs with test_labels, validation_inputs with validation_labels, and unlabelled_inputs",
 }
@@ -38,6 +40,7 @@ class Task:
         shape: Of one sample's inputs, channels first.
         dtype: ``uint8`` for images, ``float32`` for anything else.
         fingerprint: Of the data of a rehearsal; empty in a deployment, where nobody sees them all.
+        schema: What the columns of a table hold, as TOML; empty where the data are none.
     """
 
     name: str
@@ -46,6 +49,7 @@ class Task:
     shape: tuple[int, ...]
     dtype: str = "uint8"
     fingerprint: str = ""
+    schema: str = ""
 
     def __post_init__(self) -> None:
         """Check what a person may have edited."""
@@ -60,10 +64,16 @@ class Task:
             raise FedfillError(f"class_names: found {list(self.class_names)}; allowed: two or more different names")
         if not self.shape or not all(type(n) is int and n > 0 for n in self.shape):
             raise FedfillError(f"shape: found {list(self.shape)}; allowed: whole numbers such as [1, 28, 28]")
+        if self.schema and (agreed := self.agreed) is not None:
+            found, fits = (self.class_names, self.shape), (agreed.target.values, (agreed.encoding().size,))
+            if found != fits:
+                raise FedfillError(
+                    f"schema: found classes and shape {found} beside one that makes {fits}; allowed: the same"
+                )
 
     def document(self) -> dict[str, object]:
         """The fields as TOML holds them."""
-        return asdict(self)
+        return {name: value for name, value in asdict(self).items() if name != "schema" or value}
 
     @classmethod
     def of(cls, federation: Federation) -> Task:
@@ -75,7 +85,19 @@ class Task:
             federation.shape,
             str(federation.test.inputs.dtype).removeprefix("torch."),
             federation.fingerprint,
+            "" if federation.columns is None or federation.columns.schema is None else federation.columns.schema.toml(),
         )
+
+    @classmethod
+    def by(cls, schema: Schema, name: str, clients: int) -> Task:
+        """What parties agree on whose tables have a schema."""
+        shape = (schema.encoding().size,)
+        return cls(name, clients, schema.target.values, shape, "float32", schema=schema.toml())
+
+    @property
+    def agreed(self) -> Schema | None:
+        """What the columns of a table hold; None where the data are none."""
+        return from_toml(self.schema, "of the app") if self.schema else None
 
     @property
     def nothing(self) -> Samples:
@@ -87,7 +109,9 @@ class Task:
         nobody = ClientData(self.nothing, self.nothing)
         fingerprint = self.fingerprint or hashlib.sha256(repr(self).encode()).hexdigest()
         everyone = (nobody,) * self.clients
-        return Federation(self.name, everyone, test or self.nothing, self.class_names, (), fingerprint)
+        columns = None if (schema := self.agreed) is None else schema.encoding()
+        test = test or self.nothing
+        return Federation(self.name, everyone, test, self.class_names, (), fingerprint, columns=columns)
 
 
 def load_host(
@@ -131,7 +155,7 @@ def load_host(
     place = Path(path).expanduser()
     if not place.exists():
         raise FedfillError(f"{setting}: there is no '{place}'; it should be {FORMATS[form]}")
-    if form != "safetensors" and not place.is_dir():
+    if form not in ("safetensors", "table") and not place.is_dir():
         raise FedfillError(f"{setting}: '{place}' is no folder; it should be {FORMATS[form]}")
     if form == "safetensors":
         train, test, given, unlabelled = _read_safetensors(place, task, setting)
@@ -199,7 +223,7 @@ def _read_safetensors(path: Path, task: Task, setting: str) -> tuple[Samples, Sa
 
 
 def _read_folder(path: Path, task: Task, setting: str, size: int | None) -> tuple[Samples, Samples | None]:
-    source = from_folder(path.name, path, one_of_many=True, size=size)
+    source = from_folder(path.name, path, one_of_many=True, size=size, schema=task.agreed)
     unknown = [name for name in source.class_names if name not in task.class_names]
     if unknown:
         raise FedfillError(

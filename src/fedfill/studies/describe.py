@@ -1,0 +1,134 @@
+"""Drafts of schemas: what one site's table looks like, for people to edit and to agree on.
+
+A draft's bounds and values come from records. They are rounded outwards, and private until everybody has agreed on them.
+"""
+
+from __future__ import annotations
+
+import math
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedfill.data.cells import DOMAIN_COLUMN, LABEL, is_number, is_text
+from fedfill.data.frames import as_arrow, is_frame
+from fedfill.data.schema import Schema, from_document
+from fedfill.data.schema_columns import MOST_CELLS, as_word, days_of, empty_cell
+from fedfill.data.tables import find_tables, read_table, sound
+from fedfill.errors import FedfillError, did_you_mean, path_of, shown
+from fedfill.runs.directory import write_atomically
+
+FEW = 20
+"""Up to so many different whole numbers in the target are classes."""
+HEAD = """\
+# A draft, made from one table. Its bounds, values and kinds come from records, rounded outwards: they are private until all
+# sites have agreed on them. Put in what everybody knows without looking: the possible ages, the categories of the form.
+# Columns that are left out are not used. bins: cells of equal width for counts. missing = false: no cell may be empty.
+"""
+
+
+def describe(data: Any, *, target: str | None = None, site: str | None = None, out: str | Path | None = None) -> Schema:
+    """A draft of a schema from one site's table.
+
+    Example::
+
+        fedfill.describe("people.csv", target="died", out="schema.toml")
+
+    Args:
+        data: A CSV or Parquet file, a folder with ``train.csv`` or ``train.parquet``, or a data frame.
+        target: The column to be told of a row; None: ``label``.
+        site: The column that says where a row comes from; None: ``domain`` where there is one.
+        out: The TOML file to write, which must not be there yet; None: none is written.
+
+    Returns:
+        The draft: words and truth values as categories, numbers and dates within rounded bounds; a target of words, of truth values
+        or of few whole numbers as classes, of others as a number. Columns of more than 998 different words, and those that are empty
+        or hold one value alone, are left out.
+
+    Raises:
+        FedfillError: Where there is no such table or column, or nothing is left to learn from, or the file is there.
+    """
+    place = None if out is None else path_of("out", out)
+    if place is not None and place.exists():
+        raise FedfillError(f"out: {place} is there already, and may have been edited; allowed: a new file")
+    table, where = _table(data)
+    names = table.column_names
+    for setting, name in (("target", target), ("site", site)):
+        if name is not None and name not in names:
+            raise FedfillError(
+                f"{setting}: found '{name}', and {where} has no such column; {did_you_mean(name, names)}"
+            )
+    if target is None and LABEL not in names:
+        raise FedfillError(f"target: found no column '{LABEL}' in {where}; allowed: {', '.join(names)}")
+    target = LABEL if target is None else target
+    site = DOMAIN_COLUMN if site is None and DOMAIN_COLUMN in names else site
+    if target == site:
+        raise FedfillError(f"site: found '{site}', which is the target; allowed: another column, or none")
+    columns = {
+        name: found for name in names if name not in (target, site) and (found := _column(table, name)) is not None
+    }
+    if not columns:
+        raise FedfillError(f"data: {where} has no column beside target and site that a schema can hold")
+    document = {"site": site, "target": {"column": target, **_target(table, target, where)}, "columns": columns}
+    schema = from_document({name: part for name, part in document.items() if part is not None}, where)
+    if place is not None:
+        write_atomically(place, f"{HEAD}\n{schema.toml()}".encode())
+    return schema
+
+
+def _table(data: Any) -> tuple[Any, str]:
+    if is_frame(data):
+        return sound(as_arrow(data, "data"), Path("table")), "the table"
+    path = path_of("data", data, "a CSV or Parquet file, or a data frame")
+    if not path.exists():
+        raise FedfillError(f"data: found nothing at {path}; allowed: a CSV or Parquet file, or a folder with train.csv")
+    found = find_tables(path)
+    if found is None or found[0].suffix.lower() not in (".csv", ".parquet"):
+        raise FedfillError(
+            f"data: found no table at {path}; allowed: a CSV or Parquet file, or a folder with train.csv"
+        )
+    return read_table(found[0]), f"'{found[0]}'"
+
+
+def _column(table: Any, name: str) -> dict[str, Any] | None:
+    """A column's entry; None for one that tells nothing, or too much."""
+    cells = [cell for cell in table.column(name).to_pylist() if not empty_cell(cell)]
+    if len(set(cells)) < 2:
+        return None
+    truths = all(isinstance(cell, bool) for cell in cells)
+    if is_number(table, name) and not truths:
+        numbers = np.array(cells, dtype=np.float64)
+        low, high = _outward(float(numbers.min()), float(numbers.max()))
+        whole = bool((numbers == np.round(numbers)).all())
+        return {"kind": "integer" if whole else "real", "low": low, "high": high}
+    days = [days_of(cell) for cell in cells] if not truths else [None]
+    if None not in days:
+        first, last = (date.fromordinal(int(pick(day for day in days if day is not None))) for pick in (min, max))
+        return {"kind": "date", "low": date(first.year, 1, 1), "high": date(last.year, 12, 31)}
+    words = sorted(set(map(as_word, cells)))
+    return {"kind": "category", "values": words} if len(words) <= MOST_CELLS - 2 else None
+
+
+def _target(table: Any, name: str, where: str) -> dict[str, Any]:
+    cells = [cell for cell in table.column(name).to_pylist() if not empty_cell(cell)]
+    words = set(map(as_word, cells))
+    if len(words) < 2:
+        raise FedfillError(
+            f"target: column '{name}' of {where} holds {shown(min(words, default=''))} alone; allowed: two or more"
+        )
+    numbers = is_number(table, name) and not isinstance(cells[0], bool)
+    if numbers and (len(words) > FEW or any(cell != int(cell) for cell in cells)):
+        low, high = _outward(float(min(cells)), float(max(cells)))
+        return {"kind": "number", "low": low, "high": high}
+    if not numbers and not is_text(table, name) and not isinstance(cells[0], bool):
+        raise FedfillError(f"target: column '{name}' of {where} holds {shown(cells[0])}; allowed: words or numbers")
+    return {"values": sorted(words, key=(lambda word: (float(word), word)) if numbers else None)}
+
+
+def _outward(low: float, high: float) -> tuple[float, float]:
+    """Round bounds around two numbers: to steps of a power of ten that is at most as large as their distance."""
+    step = 10.0 ** math.floor(math.log10(high - low))
+    ends = math.floor(low / step) * step, math.ceil(high / step) * step
+    return float(f"{ends[0]:.12g}"), float(f"{ends[1]:.12g}")
