@@ -200,7 +200,7 @@ def test_dpsgd_has_a_figure_for_the_images_and_none_in_total(
     assert images["epsilon"] == replaced_epsilon(0.0, ((multiplier, 0.2, 6),), 1e-5)
     assert set(used) == {multiplier}
     assert images["epsilon"] > 5 > entries(server)["Pretrained.iterations"]["epsilon"] == 0
-    assert "epsilon 5 at delta 1e-05 for an image added or removed" in images["mechanism"]
+    assert "epsilon 5 at delta 1e-05 for a record added or removed" in images["mechanism"]
     assert [words.split(" is public")[0] for words in images["conditions"]] == ["the number of the client's records"]
     account = server.ledger.account(1e-5)
     assert account["total_epsilon"] is None

@@ -150,9 +150,9 @@ class FedCVAE(Algorithm):
             trained = cvae.train_privately(
                 message.weights, client.data, settings, self.learning_rate, self.beta, spent, coins, noise, client.check
             )
-            promise = f"epsilon {self.target_epsilon:g} at delta {self.target_delta:g}, counts included, for a record added or removed"
-            what = "the client's decoder"
-            client.release("decoder", dpsgd(what, spent.multiplier, spent.probability, spent.steps, promise))
+            target = self.target_epsilon or 0.0, self.target_delta
+            what = "the client's decoder and counts"
+            client.release("decoder", dpsgd(what, spent.multiplier, spent.probability, spent.steps, target))
         return Own(decoder_of(trained), counts)
 
     def flaw(self, begin: Weights, classes: int, reply: Own) -> str | None:

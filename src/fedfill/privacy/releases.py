@@ -166,7 +166,7 @@ def dpsgd(
     noise_multiplier: float,
     probability: float,
     steps: int,
-    promise: str = "",
+    target: tuple[float, float] | None = None,
     conditions: Iterable[str] = (),
 ) -> Release:
     """What was made with stochastic gradient descent on clipped and noisy gradients (Abadi et al. 2016).
@@ -177,7 +177,7 @@ def dpsgd(
             above 0.
         probability: With which a record is in a step, in (0, 1].
         steps: How many.
-        promise: Words for the noise, for a noise that differs between clients.
+        target: Epsilon and delta that the noise was found for, which then differs between clients; None: the noise is told.
         conditions: Others under which the figure holds, beside `NUMBER_KNOWN`.
 
     Returns:
@@ -186,7 +186,9 @@ def dpsgd(
     Raises:
         ValueError: Where noise, probability or steps are out of range.
     """
-    words = promise or f"noise multiplier {noise_multiplier:g}"
+    words = f"noise multiplier {noise_multiplier:g}"
+    if target is not None:
+        words = f"epsilon {target[0]:g} at delta {target[1]:g} for a record added or removed"
     named = (NUMBER_KNOWN, *conditions)
     sampled = (noise_multiplier, probability, steps)
     return Release(f"DP-SGD ({words}) behind {what}", 0.0, named, sampled=sampled, added_mu=0.0)

@@ -391,9 +391,9 @@ def released(
         A guarantee with ``dpsgd``, and none otherwise.
     """
     if settings.noise == "dpsgd":
-        promise = f"epsilon {settings.target_epsilon:g} at delta {settings.delta:g} for an image added or removed"
+        target = settings.target_epsilon, settings.delta
         steps = iterations * settings.critic_steps
-        return dpsgd(what, noise_multiplier, settings.probability(samples), steps, promise, conditions)
+        return dpsgd(what, noise_multiplier, settings.probability(samples), steps, target, conditions)
     if settings.noise == "paper_eq3":
         return unbounded(f"{what}, with the noise of equation 3, which neither clips nor counts its steps: not private")
     return unbounded(f"{what}, trained without noise")
