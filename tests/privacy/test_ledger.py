@@ -425,7 +425,7 @@ def test_sampled_steps_of_two_fields_and_a_gaussian_release_compose() -> None:
 def test_the_worst_client_counts_of_sampled_ones_too() -> None:
     ledger = Ledger()
     for client, probability in enumerate((0.05, 0.2, 0.1)):
-        ledger.add(client, "Images.inputs", dpsgd("x", NOISE, probability, 20, "noise that differs"))
+        ledger.add(client, "Images.inputs", dpsgd("x", NOISE, probability, 20, (5.0, DELTA)))
     worst = accountant.replaced_epsilon(0.0, ((NOISE, 0.2, 20),), DELTA)
     assert entry(ledger, "Images.inputs")["epsilon"] == account(ledger)["total_epsilon"] == worst
 
