@@ -316,14 +316,14 @@ def test_a_folder_that_holds_no_comparison_is_left_alone(tmp_path: Path) -> None
 
 def test_a_comparison_may_grow_and_loses_no_row(tmp_path: Path) -> None:
     once: dict[str, Any] = {"out": tmp_path, "quiet": True, **TINY}
-    compare(["fed3r"], seeds=[0], **once)
-    grown = compare(["fedavg", "fed3r"], seeds=[0, 1], **once)
-    assert [row.label for row in grown.rows] == ["fedavg", "fed3r"]
+    compare(["fedprox"], seeds=[0], **once)
+    grown = compare(["fedavg", "fedprox"], seeds=[0, 1], **once)
+    assert [row.label for row in grown.rows] == ["fedavg", "fedprox"]
     before = (tmp_path / "table.md").read_bytes()
     with refused("out", tmp_path, "fedavg", "another folder"):
-        compare(["fed3r"], seeds=[0, 1], **once)
+        compare(["fedprox"], seeds=[0, 1], **once)
     with refused("out", tmp_path, "seed 1"):
-        compare(["fedavg", "fed3r"], seeds=[0], **once)
+        compare(["fedavg", "fedprox"], seeds=[0], **once)
     assert (tmp_path / "table.md").read_bytes() == before
 
 
@@ -331,9 +331,9 @@ def test_a_lock_is_no_stranger(tmp_path: Path) -> None:
     (tmp_path / ".lock").touch()
     (tmp_path / "thesis.doc").touch()
     with refused("out", "thesis.doc"):
-        compare(["fed3r"], seeds=[0], out=tmp_path, **TINY)
+        compare(["fedprox"], seeds=[0], out=tmp_path, **TINY)
     (tmp_path / "thesis.doc").unlink()
-    assert compare(["fed3r"], seeds=[0], out=tmp_path, **TINY).rows[0].finished
+    assert compare(["fedprox"], seeds=[0], out=tmp_path, **TINY).rows[0].finished
 
 
 FAST = "fedavg:learning_rate=1e30"

@@ -13,7 +13,7 @@ from fedfill.studies.comparison import read_comparison
 from fedfill.studies.grid import combinations, markdown, read_grid, run_grid
 
 GRID = """
-algorithms = ["fedavg:batch_size=32|64", "fed3r"]
+algorithms = ["fedavg:batch_size=32|64", "fedprox"]
 seeds = [0, 1]
 [options]
 data = "digits"
@@ -60,7 +60,7 @@ def test_each_is_a_comparison(file: Path, tmp_path: Path) -> None:
         assert again.first["partition"] == cell.values["partition"]
     lines = markdown(cells).splitlines()
     assert lines[-1] == "Accuracy in percent: mean ± standard deviation over 2 seeds."
-    assert lines[0] == "| partition | clients | fedavg:batch_size=32\\|64 | fed3r |"
+    assert lines[0] == "| partition | clients | fedavg:batch_size=32\\|64 | fedprox |"
     assert cells[0].comparison is not None
     chosen = cells[0].comparison.rows[0]
     mean, deviation = chosen.figure("accuracy")
@@ -70,7 +70,7 @@ def test_each_is_a_comparison(file: Path, tmp_path: Path) -> None:
     with (tmp_path / "out" / "grid.csv").open(newline="") as text_file:
         rows = list(csv.DictReader(text_file))
     assert {(row["partition"], row["clients"], row["algorithm"].partition(":")[0]) for row in rows} == {
-        (partition, "2", name) for partition in ("iid", "classes:5") for name in ("fedavg", "fed3r")
+        (partition, "2", name) for partition in ("iid", "classes:5") for name in ("fedavg", "fedprox")
     }
 
 
@@ -81,7 +81,7 @@ def test_a_line_for_each_run_that_ends(file: Path, tmp_path: Path, capsys: pytes
     run_grid(file, out=tmp_path / "out")
     said = capsys.readouterr().err.splitlines()
     assert [line.split(": ")[0] for line in said] == [
-        "1/4 fedavg, seed 0", "2/4 fed3r, seed 0", "3/4 fedavg, seed 1", "4/4 fed3r, seed 1"
+        "1/4 fedavg, seed 0", "2/4 fedprox, seed 0", "3/4 fedavg, seed 1", "4/4 fedprox, seed 1"
     ]  # fmt: skip
     assert all("1 round, accuracy 0." in line for line in said)
     run_grid(file, out=tmp_path / "other", quiet=True)
@@ -101,7 +101,7 @@ def test_a_line_for_each_run_that_ends(file: Path, tmp_path: Path, capsys: pytes
         ("seeds = [0, 1]", 'seeds = ["x"]', ("grid", "grid.toml", "seeds", "allowed: a whole number")),
         ("algorithms =", "algorithm =", ("grid", "grid.toml", "did you mean 'algorithms'")),
         (
-            'algorithms = ["fedavg:batch_size=32|64", "fed3r"]',
+            'algorithms = ["fedavg:batch_size=32|64", "fedprox"]',
             "",
             ("grid", "grid.toml", "algorithms", "has to be given"),
         ),
@@ -191,7 +191,7 @@ def test_names_that_differ_have_folders_that_differ(file: Path, tmp_path: Path) 
         (tmp_path / name).write_text(table)
     names = [f"{tmp_path}/x y.csv", f"{tmp_path}/x-y.csv"]
     file.write_text(
-        f'algorithms = ["fed3r"]\nseeds = [0]\n[options]\nclients = 2\npartition = "iid"\n[grid]\ndata = {names}\n'
+        f'algorithms = ["fedprox"]\nseeds = [0]\n[options]\nrounds = 1\nlocal_epochs = 1\nclients = 2\npartition = "iid"\n[grid]\ndata = {names}\n'
     )
     cells = run_grid(file, out=tmp_path / "out", quiet=True)
     assert [cell.values["data"] for cell in cells] == names
