@@ -13,6 +13,7 @@ import torch
 from fedfill.data.columns import Columns
 from fedfill.data.dataset import together
 from fedfill.data.samples import Samples
+from fedfill.data.schema import Schema
 from fedfill.data.stratified import Indices, keep_labels, set_aside
 
 
@@ -94,6 +95,11 @@ class Federation:
     fingerprint: str
     domains: tuple[str, ...] = ()
     columns: Columns | None = None
+
+    @property
+    def schema(self) -> Schema | None:
+        """What was agreed on about the table before any data were read; None where nothing was."""
+        return None if self.columns is None else self.columns.schema
 
     @property
     def classes(self) -> int:

@@ -263,6 +263,7 @@ def _site(prepared: Prepared, task: Task, context: flower.Context) -> flower_hos
         limit=config["max-message-bytes"],
         parties=read_parties(config["key"], config["peers"], task.clients) if config["peers"] else None,
         precision=experiment.precision,
+        schema=prepared.federation.schema,
     )
 
 

@@ -19,6 +19,7 @@ from torch import nn
 from fedfill import tree
 from fedfill.data.federation import ClientData
 from fedfill.data.samples import Samples
+from fedfill.data.schema import Schema
 from fedfill.engines.flower_keys import NO_KEYS, hidden, promise, question_of, redeemed, state_name
 from fedfill.engines.flower_messages import (
     EVALUATE,
@@ -79,6 +80,7 @@ class Site:
         limit: Bytes of a message at the most.
         parties: Keys of all hosts, for sums whose parts nobody may see; None: this one takes no part in them.
         precision: Of local trainings.
+        schema: What all agreed on about a table; None: nothing was.
     """
 
     client: int
@@ -96,6 +98,7 @@ class Site:
     limit: int
     parties: Parties | None = None
     precision: Precision = "float32"
+    schema: Schema | None = None
 
 
 @dataclass(frozen=True)
@@ -191,6 +194,7 @@ class _Office:
             site.program, classes=site.classes, initial=site.initial, seed=site.seed, device=site.device,
             timeout=PATIENCE if site.timeout is None else site.timeout,
             secret=self.noise_key,
+            schema=site.schema,
             hides="",  # Flower's server receives each host's reply, but for those under masks
         )  # fmt: skip
 

@@ -96,7 +96,13 @@ class LocalEngine:
         self._unlabelled = [client.unlabelled.to(device) for client in federation.clients]
         self._splits = splits_of(federation, device)
         self._runner = ClientRunner(
-            program, classes=federation.classes, initial=initial, seed=seed, device=device, timeout=timeout
+            program,
+            classes=federation.classes,
+            initial=initial,
+            seed=seed,
+            device=device,
+            timeout=timeout,
+            schema=federation.schema,
         )
         self._states: dict[int, Tree] = {}
         possible = stacks or (stack is None and device.type == "cuda" and timeout is None and self.workers == 1)

@@ -197,6 +197,7 @@ class RayEngine(WorkerPool):
                 kinds=unimportable(),
                 initial=pack(initial),
                 classes=self._classes,
+                schema=federation.schema,
                 clients=self._clients,
                 seed=seed,
                 device="cuda" if gpus_per_worker else "cpu",

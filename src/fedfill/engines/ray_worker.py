@@ -17,6 +17,7 @@ from torch import nn
 
 from fedfill import tree
 from fedfill.data.samples import Samples
+from fedfill.data.schema import Schema
 from fedfill.engines.runner import ClientRunner, make_resident
 from fedfill.errors import ContractError, FedfillError
 from fedfill.own_parts import Source, execute
@@ -68,6 +69,7 @@ class Setup:
     kinds: dict[str, type[Record]]
     initial: Bytes
     classes: int
+    schema: Schema | None
     clients: int
     seed: int
     device: str
@@ -222,7 +224,8 @@ class Actor:
         self._program = setup.program
         initial = unpack(setup.initial, self._device)
         self._runner = ClientRunner(
-            setup.program, classes=setup.classes, initial=initial, seed=setup.seed, device=self._device, timeout=setup.timeout
+            setup.program, classes=setup.classes, initial=initial, seed=setup.seed, device=self._device, timeout=setup.timeout,
+            schema=setup.schema,
         )  # fmt: skip
         self._data: dict[int, dict[int, tuple[Samples, Samples]]] = {}
         self._states: dict[int, dict[int, Tree]] = {}

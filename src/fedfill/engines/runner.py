@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from fedfill import tree
 from fedfill.data.samples import Batch, Samples
+from fedfill.data.schema import Schema
 from fedfill.engines.allocator import keep_freed_memory
 from fedfill.engines.together import Train, alone
 from fedfill.errors import ContractError
@@ -64,6 +65,7 @@ class ClientRunner:
         secret: A key that only this host has, from which noise comes in place of the seed; another one for each experiment, as
             settings that no message holds may change what is protected.
         hides: Under which condition sums over replies are all that the server gets; empty: it gets the replies.
+        schema: As for `Client`.
     """
 
     def __init__(
@@ -77,6 +79,7 @@ class ClientRunner:
         timeout: float | None = None,
         secret: bytes | None = None,
         hides: str = SUM_ALONE,
+        schema: Schema | None = None,
     ) -> None:
         self._program = program
         self._classes = classes
@@ -87,6 +90,7 @@ class ClientRunner:
         self._timeout = timeout
         self._secret = secret
         self._hides = hides
+        self._schema = schema
         self._scratch: dict[int, dict[str, Any]] = {}
 
     def check(self, handler: str) -> None:
@@ -151,6 +155,7 @@ class ClientRunner:
             hidden=self._hides if hidden is None else hidden,
             together=len(circle) or None,
             scratch=self._scratch.setdefault(i, {}),
+            schema=self._schema,
         )
         resident.deadline = time.monotonic() + self._timeout if self._timeout is not None else float("inf")
         reply, error = None, None

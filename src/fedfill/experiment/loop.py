@@ -294,6 +294,7 @@ def make_server(
         sample=federation.sample.to(device),
         min_replies=experiment.min_replies,
         secret=secret,
+        schema=federation.schema,
     )
     server.state = State(prepared.algorithm.server_state(server.initial))
     return server

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from fedfill.data.samples import Batch, Samples
+from fedfill.data.schema import Schema
 from fedfill.errors import ContractError
 from fedfill.privacy.keyed import KeyedStream, seeded
 from fedfill.privacy.releases import Release
@@ -78,6 +79,7 @@ class Client:
         hidden: Under which condition the server gets no single reply of this call, but the sum alone; empty: it gets the reply.
         together: With how many clients' replies, its own among them, a hidden one is summed; None: with those of all that are asked.
         scratch: What may be computed again at any time, such as features of a frozen network; it is no part of the state.
+        schema: What all agreed on about the table, of whose rows `data` are; None: nothing was.
     """
 
     def __init__(
@@ -99,6 +101,7 @@ class Client:
         hidden: str = "",
         together: int | None = None,
         scratch: dict[str, Any] | None = None,
+        schema: Schema | None = None,
     ) -> None:
         self.id = id
         self.round = round
@@ -107,6 +110,7 @@ class Client:
         self.classes = classes
         self.state = state
         self.initial = initial
+        self.schema = schema
         self.hidden = hidden
         self.together = together
         self.releases: dict[str, Release] = {}

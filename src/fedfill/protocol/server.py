@@ -11,6 +11,7 @@ from torch import nn
 
 from fedfill import tree
 from fedfill.data.samples import Samples
+from fedfill.data.schema import Schema
 from fedfill.errors import DIVERGED, ContractError, DivergedError, FedfillError
 from fedfill.privacy.keyed import KeyedStream, seeded
 from fedfill.privacy.ledger import Ledger
@@ -68,6 +69,7 @@ class Server:
         min_replies: Good replies that a call to a whole cohort must have.
         secret: Gives a key that only the server has, from which noise and coins come that protect clients; None: they come
             from the seed.
+        schema: What all agreed on about the table that is learnt from; None: nothing was.
 
     Attributes:
         state: What the server keeps between rounds.
@@ -92,7 +94,9 @@ class Server:
         sample: Samples,
         min_replies: int = 1,
         secret: Callable[[], bytes] | None = None,
+        schema: Schema | None = None,
     ) -> None:
+        self.schema = schema
         self.clients = clients
         self.classes = classes
         self.rounds = rounds
