@@ -18,6 +18,7 @@ from fedfill.runs.directory import to_json
 from fedfill.runs.progress import Clock, duration
 from fedfill.studies.comparison import Comparison, Row, Sweep, read_comparison
 from fedfill.studies.comparison_files import write_files
+from fedfill.studies.comparison_table import table_of
 from fedfill.studies.verdicts import DIVERGED, HIGHEST, NOT_SHARED, ONE_SEED, WITHIN_NOISE, of_comparison
 
 
@@ -292,3 +293,15 @@ def test_the_time_that_is_left() -> None:
 )
 def test_times_in_words(seconds: float, words: str) -> None:
     assert duration(seconds) == words
+
+
+def test_the_area_stands_where_classes_are_uneven(tmp_path: Path) -> None:
+    summary = {
+        "algorithm": "fedavg", "dataset": "d", "partition": "iid", "clients": 2, "rounds": 1, "seed": 0, "accuracy": 0.9, "auc": 0.716,
+        "balanced_accuracy": 0.6, "accuracy_by_class": [0.9, 0.3], "mean_client_accuracy": None, "bytes_up": 1, "bytes_down": 1, "seconds": 1.0,
+    }  # fmt: skip
+    for largest, shown in ((0.8, True), (0.5, False)):
+        row = Row("fedavg", (Result(tmp_path, {**summary, "largest_class": largest}, [], {}),))
+        table = table_of(Comparison((row,), (0,), tmp_path, row))
+        assert ("AUC" in table.header) is shown
+        assert ("71.60" in table.rows[0]) is shown

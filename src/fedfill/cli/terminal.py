@@ -48,6 +48,11 @@ def print_result(result: Result) -> None:
         table.add_row("mean over clients, last round", _share(summary["mean_client_accuracy"]))
         table.add_row("worst client, own test split", _share(summary["worst_client_accuracy"]))
         table.add_row("variance over clients, in percent²", f"{summary['client_variance']:.1f}")
+    from fedfill.training.probabilities import FIGURES  # here: what prints a slip imports no numpy
+
+    for name, called in FIGURES.items():
+        if summary.get(name) is not None:
+            table.add_row(called, _share(summary[name]))
     table.add_row("variance over classes, in percent²", f"{summary['class_variance']:.1f}")
     table.add_row("sent up / down", f"{size(summary['bytes_up'])} / {size(summary['bytes_down'])}")
     table.add_row("samples trained on", f"{summary['train_samples']:,}")

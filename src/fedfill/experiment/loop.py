@@ -21,6 +21,7 @@ from fedfill.engines.local import LocalEngine, choose_device
 from fedfill.engines.runner import make_resident
 from fedfill.errors import FedfillError
 from fedfill.experiment.prepare import Prepared
+from fedfill.experiment.quality import quality
 from fedfill.experiment.settings import Experiment
 from fedfill.experiment.summary import Result, summarise
 from fedfill.privacy.ledger import Ledger
@@ -220,7 +221,10 @@ def _loop(
         _picture(
             _images(prepared, server), federation, directory.path / "samples" / f"round-{experiment.rounds:04d}.png"
         )
-        summary = summarise(prepared, server, preparation, records, seconds, engine.workers, str(device), weights)
+        measured = _quality(prepared, server, engine, device)
+        summary = summarise(
+            prepared, server, preparation, records, seconds, engine.workers, str(device), weights, measured
+        )
         directory.write("summary.json", to_json(summary))
         return Result(directory.path, summary, records, tree.to(weights, "cpu"), done)
     finally:
@@ -304,6 +308,18 @@ def _images(prepared: Prepared, server: Server, per_class: int | None = None) ->
     # also after a kill behind the last round: the images' draws are that round's
     server.begin(prepared.experiment.rounds - 1)
     return prepared.algorithm.synthetic(server, per_class)
+
+
+def _quality(prepared: Prepared, server: Server, engine: Engine, device: torch.device) -> dict[str, float | None]:
+    """What is measured of the result once, by the models that are evaluated after a round."""
+    algorithm, states = prepared.algorithm, engine.states()
+    weights = algorithm.result_weights(server)
+    resident = make_resident(prepared.model, device)
+    own = None
+    if algorithm.personal:
+        tested = [i for i, client in enumerate(prepared.federation.clients) if len(client.test)] if states else []
+        own = {i: algorithm.personal_weights(states.get(i) or {}, weights) for i in tested}
+    return quality(resident, prepared.federation, weights, own, device)
 
 
 def _models(algorithm: Algorithm, server: Server, engine: Engine) -> Weights:

@@ -139,6 +139,7 @@ def summarise(
     workers: int,
     device: str,
     weights: Weights,
+    measured: Mapping[str, float | None],
 ) -> dict[str, Any]:
     """The figures to quote.
 
@@ -151,6 +152,7 @@ def summarise(
         workers: Threads over clients.
         device: Where it ran.
         weights: Those of the result.
+        measured: What `fedfill.experiment.quality` found of it.
 
     Returns:
         The document of ``summary.json``.
@@ -177,6 +179,7 @@ def summarise(
         **{name: last[name] for name in OF_TRAINED_HEAD if name in last},
         "accuracy_by_class": last["accuracy_by_class"],
         "balanced_accuracy": balanced_accuracy(last["accuracy_by_class"]),
+        **measured,
         "largest_class": last.get("largest_class"),
         "accuracy_by_client": last["accuracy_by_client"],
         "client_names": prepared.federation.called,

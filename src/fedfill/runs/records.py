@@ -83,6 +83,10 @@ class Summary(_Figures, _Costs):
     seed: Count
     personal: bool = False
     balanced_accuracy: Share | None = None
+    auc: Share | None = None
+    auc_within_clients: Share | None = None
+    brier: Share | None = None
+    calibration_error: Share | None = None
     best_accuracy: Share | None = None
     best_round: Count | None = None
     selected_round: Count | None = None

@@ -13,12 +13,14 @@ from fedfill.studies.verdicts import points
 MEANINGS = {
     "accuracy": "on everyone's test set after the last round, in percent",
     "balanced": "the same, each class counted alike",
+    "AUC": "area under the ROC curve on the test set, in percent, over classes one against the rest",
     "own split": "mean over clients, each on its own test split",
     "by validation": "on the test set after the round that validation splits chose",
 }
 _FIGURES = {
     "accuracy": "accuracy",
     "balanced": "balanced_accuracy",
+    "AUC": "auc",
     "own split": "mean_client_accuracy",
     "by validation": "selected_accuracy",
 }
@@ -50,6 +52,8 @@ def table_of(comparison: Comparison) -> Table:
     figures = {"accuracy": _FIGURES["accuracy"]}
     if uneven(comparison.first):
         figures["balanced"] = _FIGURES["balanced"]
+        if any(row.figure("auc")[0] is not None for row in comparison.rows):  # of older runs nobody knows it
+            figures["AUC"] = _FIGURES["AUC"]
     for name in ("own split", "by validation"):
         if any(row.figure(_FIGURES[name])[0] is not None for row in comparison.rows):
             figures[name] = _FIGURES[name]

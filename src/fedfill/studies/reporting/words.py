@@ -95,6 +95,8 @@ def tiles(part: Part) -> list[tuple[str, str, str]]:
     found = [("Everyone's test set", spread(line.values("accuracy")), _best(line))]
     if (balanced := line.mean("balanced_accuracy")) is not None and uneven(figures):
         found.append(("Balanced accuracy", percent(balanced), "each class counts the same"))
+    if (area := line.mean("auc")) is not None:
+        found.append(("AUC", percent(area), _of_probabilities(line)))
     if (own := line.values("mean_client_accuracy")) and len(own) == len(line.known):
         judged = sum(share is not None for share in figures.get("accuracy_by_client") or [])
         found.append(("Own test splits", spread(own), f"mean over {many(judged, 'client')}"))
@@ -114,6 +116,13 @@ def tiles(part: Part) -> list[tuple[str, str, str]]:
     found.append(("Time", duration(line.mean("seconds")), many(done, "round")))
     found.append(("Privacy", *_guarantee(figures.get("privacy", {}))))
     return found
+
+
+def _of_probabilities(line: Line) -> str:
+    """What else is known of a method's probabilities."""
+    named = (("auc_within_clients", "within clients"), ("brier", "Brier"), ("calibration_error", "calibration error"))
+    known = [(called, value) for name, called in named if (value := line.mean(name)) is not None]
+    return "; ".join(f"{called} {value:.3f}" for called, value in known)
 
 
 def _best(line: Line) -> str:

@@ -1,0 +1,79 @@
+"""What is measured once, after the last round: figures that need the probabilities of all classes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from fedfill.data.federation import Federation
+from fedfill.data.samples import Samples
+from fedfill.training.evaluation import in_chunks
+from fedfill.training.fit import Resident
+from fedfill.training.probabilities import FIGURES, auc, brier, calibration_error
+from fedfill.tree import Weights
+
+Judged = tuple[NDArray[np.int64], NDArray[np.float64]]
+"""Labels ``[n]`` and probabilities ``[n, classes]`` of some samples."""
+
+
+def quality(
+    resident: Resident,
+    federation: Federation,
+    weights: Weights,
+    own: Mapping[int, Weights] | None,
+    device: torch.device,
+) -> dict[str, float | None]:
+    """How good the probabilities of the final model are, or of everybody's own.
+
+    Args:
+        resident: A model, into which the weights are put.
+        federation: With the test set, and the clients' own test splits.
+        weights: Of the global model.
+        own: Of personal models by client, without those that stay with their hosts; None: there are none. With them the test set is
+            all own test splits together, each by its owner's model.
+        device: Where the model lies.
+
+    Returns:
+        ``auc``, ``brier`` and ``calibration_error`` on the test set, and ``auc_within_clients``, the mean of the clients' own areas on
+        their own test splits, by their samples: one that is high over all clients together may only know whose sample it is. None
+        where nobody has samples for it.
+    """
+    splits: list[Judged] = []
+    for i, client in enumerate(federation.clients):
+        if len(client.test) and (own is None or i in own):
+            model = resident.load(weights if own is None else own[i]).eval()
+            splits.append(_judged(model, client.test, device))
+    whole = _joined(splits)
+    if own is None and len(federation.test):
+        whole = _judged(resident.load(weights).eval(), federation.test, device)
+    if whole is None:
+        return dict.fromkeys(FIGURES)
+    return {
+        "auc": auc(*whole),
+        "auc_within_clients": _within(splits),
+        "brier": brier(*whole),
+        "calibration_error": calibration_error(*whole),
+    }
+
+
+def _judged(model: torch.nn.Module, samples: Samples, device: torch.device) -> Judged:
+    scores = in_chunks(model, samples.to(device)).double()  # [n, classes]
+    return samples.labels.cpu().numpy(), scores.softmax(dim=1).cpu().numpy()
+
+
+def _joined(splits: Sequence[Judged]) -> Judged | None:
+    if not splits:
+        return None
+    labels, probabilities = zip(*splits, strict=True)
+    return np.concatenate(labels), np.concatenate(probabilities)
+
+
+def _within(splits: Sequence[Judged]) -> float | None:
+    known = [(area, len(labels)) for labels, chances in splits if (area := auc(labels, chances)) is not None]
+    if not known:
+        return None
+    areas, sizes = zip(*known, strict=True)
+    return float(np.average(areas, weights=sizes))
