@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fedfill.data.cells import cell_numbers, cell_words
@@ -49,6 +50,10 @@ class Columns:
                 "noise, and are not in the account."
             ),
         )
+
+    def strata(self, labels: NDArray[np.int64]) -> NDArray[np.int64]:
+        """What a stratified choice among rows with these labels keeps the shares of: their classes, if the schema says nothing else."""
+        return labels if self.schema is None else self.schema.target.strata(labels)
 
     @property
     def size(self) -> int:

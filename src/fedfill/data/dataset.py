@@ -38,12 +38,19 @@ class Part:
         names: The classes' names; None where nothing tells them.
         place: Where its highest label stands, for the beginning of a sentence.
         domains: ``[n]`` names of the samples' domains; None where they have none.
+        strata: ``[n]``, of which a stratified choice keeps the shares; None: the classes.
     """
 
     samples: Samples
     names: tuple[str, ...] | None
     place: str
     domains: np.ndarray[Any, Any] | None = None
+    strata: Indices | None = None
+
+    def at(self, index: Indices) -> Part:
+        """The samples at these positions, of one domain."""
+        strata = None if self.strata is None else self.strata[index]
+        return Part(self.samples[torch.from_numpy(index)], self.names, self.place, strata=strata)
 
 
 @dataclass(frozen=True)
@@ -133,16 +140,18 @@ def source_of(
         check_alike(train.samples.inputs, test.samples.inputs, where)
         check_labels(test.samples.labels.numpy(), class_names, f"{where}, test set")
         return Source(name, train.samples, test.samples, class_names, OWN)
-    kept, held = _split(train.samples)
+    kept, held = _split(train)
     if not len(held) and everyone is None:
         raise FedfillError(too_few(where, f"{len(train.samples):,} samples"))
     return Source(name, kept, held, class_names, SPLIT if len(held) else NONE)
 
 
-def _split(samples: Samples, *domain: str) -> tuple[Samples, Samples]:
+def _split(part: Part, *domain: str) -> tuple[Samples, Samples]:
     """What stays for training, and a stratified share for testing."""
+    samples = part.samples
+    strata = samples.labels.numpy() if part.strata is None else part.strata
     # the seed is fixed forever: every experiment on a data set has the same test set
-    kept, held = hold_out(samples.labels.numpy(), TEST_SHARE, numpy_stream(0, "fixed-test", *domain))
+    kept, held = hold_out(strata, TEST_SHARE, numpy_stream(0, "fixed-test", *domain))
     return samples[torch.from_numpy(kept)], samples[torch.from_numpy(held)]
 
 
@@ -160,8 +169,7 @@ def _by_name(train: Part, test: Part | None, where: str) -> Parts:
         raise FedfillError(f"{where}: the test samples have a domain '{extra[0]}' that the training samples don't have")
 
     def of(part: Part, domain: str) -> Part:
-        index = torch.from_numpy(np.flatnonzero(part.domains == domain))
-        return Part(part.samples[index], part.names, part.place)
+        return part.at(np.flatnonzero(part.domains == domain))
 
     return {name: (of(train, name), of(test, name) if test is not None and name in given else None) for name in own}
 
@@ -213,7 +221,7 @@ def join(name: str, where: str, parts: Parts, sized: bool = False) -> Source:
                     f"{', '.join(class_names)}; all domains need the same classes in the same order"
                 )
             check_labels(part.samples.labels.numpy(), class_names, f"{where}, domain '{domain}'")
-        halves.append(_split(train.samples, domain) if test is None else (train.samples, test.samples))
+        halves.append(_split(train, domain) if test is None else (train.samples, test.samples))
     without = [domain for domain, (_, test) in parts.items() if test is None]
     trains, tests = zip(*halves, strict=True)
     if not any(map(len, tests)):

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from fedfill.data import partitions
+from fedfill.data.columns import Columns
 from fedfill.data.dataset import Source, check_alike, check_names, together
 from fedfill.data.federation import ClientData, Federation, fingerprint, take
 from fedfill.data.names import parse
@@ -116,7 +117,7 @@ def _given(given: list[Source], fraction: float, clients: int | None, seed: int)
         train = source.train
         check_alike(given[0].train.inputs, train.inputs, f"data of client {index}")
         if fraction < 1:
-            train = take(train, _part(train.labels.numpy(), fraction, numpy_stream(seed, "fraction", index)))
+            train = take(train, _part(_strata(train, source.columns), fraction, numpy_stream(seed, "fraction", index)))
         members.append(ClientData(train, source.test))
     notes = list(dict.fromkeys(source.note for source in given if len(source.test)))
     if without := sum(not len(source.test) for source in given):
@@ -143,7 +144,7 @@ def _divided(
     train, domains = source.train, None if source.domains is None else source.domains.train
     if chosen is not None:
         train, domains = take(train, chosen), None if domains is None else domains[chosen]
-    labels = train.labels.numpy()
+    labels, strata = train.labels.numpy(), _strata(train, source.columns)
     parts, how = _parts(partition, labels, clients, seed, domains)
     notes = [source.note, how]
     by_domain = isinstance(partition, str) and parse(partition)[0] == "domain"
@@ -169,7 +170,7 @@ def _divided(
         if homes and len(own := tests[homes[index]]):
             members.append(ClientData(take(train, part), own))
             continue
-        kept, held = hold_out(labels[part], client_test, numpy_stream(seed, "client-test", index))
+        kept, held = hold_out(strata[part], client_test, numpy_stream(seed, "client-test", index))
         members.append(ClientData(take(train, part[kept]), take(train, part[held])))
     untested = sum(not len(member.test) for member in members)
     if homes:
@@ -197,7 +198,7 @@ def _chosen(source: Source, fraction: float, shares: dict[int, float], seed: int
     """The training samples to use, of each class and domain the same share but where a domain has its own; None: all."""
     if fraction == 1 and not shares:
         return None
-    labels, domains = source.train.labels.numpy(), None if source.domains is None else source.domains.train
+    labels, domains = _strata(source.train, source.columns), None if source.domains is None else source.domains.train
     chosen = np.arange(len(labels))
     if fraction < 1:
         strata = labels if domains is None else labels + len(source.class_names) * domains
@@ -278,12 +279,20 @@ def _part(strata: Indices, fraction: float, rng: np.random.Generator) -> Indices
     return hold_out(strata, 1 - fraction, rng)[0]
 
 
+def _strata(samples: Samples, columns: Columns | None) -> Indices:
+    """What a stratified choice among these samples keeps the shares of."""
+    labels: Indices = samples.labels.numpy()
+    return labels if columns is None else columns.strata(labels)
+
+
 def _with_validation(federation: Federation, share: float | None, seed: int) -> Federation:
     """The same federation, whose clients keep a share of their training samples for validation."""
     if not share:
         return federation
     members = [
-        member.with_validation(share, numpy_stream(seed, "client-validation", i))
+        member.with_validation(
+            share, numpy_stream(seed, "client-validation", i), _strata(member.train, federation.columns)
+        )
         for i, member in enumerate(federation.clients)
     ]
     note = f"Each client keeps {share:.0%} of what is left for validation, stratified by class"

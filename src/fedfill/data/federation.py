@@ -39,19 +39,22 @@ class ClientData:
             if getattr(self, part) is None:
                 object.__setattr__(self, part, self.train[:0])
 
-    def with_validation(self, share: float | None, stream: np.random.Generator) -> ClientData:
+    def with_validation(
+        self, share: float | None, stream: np.random.Generator, strata: Indices | None = None
+    ) -> ClientData:
         """The same client, of whose training samples some are kept for validation.
 
         Args:
-            share: How many, stratified by class (see `set_aside`); None: none.
+            share: How many, stratified (see `set_aside`); None: none.
             stream: Where the draws come from.
+            strata: ``[n]``, of what the shares are kept; None: of classes.
 
         Returns:
             The client.
         """
         if not share:
             return self
-        kept, held = set_aside(self.train.labels.numpy(), share, stream)
+        kept, held = set_aside(self.train.labels.numpy() if strata is None else strata, share, stream)
         return replace(self, train=take(self.train, kept), validation=take(self.train, held))
 
     def with_labels(self, number: int | None, stream: np.random.Generator) -> ClientData:

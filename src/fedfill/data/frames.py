@@ -8,7 +8,7 @@ from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
-import torch
+import numpy as np
 
 from fedfill.data.cells import DOMAIN_COLUMN, LABEL, is_number
 from fedfill.data.columns import Columns
@@ -187,7 +187,7 @@ def _read(
         ends = [0, *accumulate(sizes)]
         if part is None or len(sizes) == 1:
             return [] if part is None else [part]
-        return [replace(part, samples=part.samples[torch.arange(a, b)]) for a, b in pairwise(ends)]
+        return [part.at(np.arange(a, b)) for a, b in pairwise(ends)]
 
     own, held = cut(train, list(map(len, trains))), iter(cut(test, list(map(len, tests))))
     found = [(one, None if pair[1] is None else next(held)) for one, pair in zip(own, pairs, strict=True)]

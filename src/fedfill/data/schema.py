@@ -59,14 +59,14 @@ class Schema:
 
     @cached_property
     def sizes(self) -> tuple[int, ...]:
-        """How many cells each column has, the target last where it has classes."""
+        """How many cells each column has, the target last: its classes, or the cells of its times."""
         own = [column.size for column in self.columns.values()]
-        return (*own, len(self.target.values)) if self.target.kind == "classes" else tuple(own)
+        return (*own, len(self.target.classes)) if self.target.classes else tuple(own)
 
     @cached_property
     def names(self) -> tuple[str, ...]:
         """Names of the columns that `sizes` counts."""
-        return (*self.columns, self.target.column) if self.target.kind == "classes" else tuple(self.columns)
+        return (*self.columns, self.target.column) if self.target.classes else tuple(self.columns)
 
     @property
     def words(self) -> tuple[str, ...]:
@@ -106,8 +106,8 @@ class Schema:
             FedfillError: Where a column is missing, or a cell is empty or of another kind where it may not be.
         """
         found = [_coded(column, values) for _, column, values in self._read(table, where)]
-        if self.target.kind == "classes":
-            found.append(self._classes(table, where))
+        if self.target.classes:
+            found.append(self._labels(table, where))
         return np.stack(found, axis=1)
 
     def prepared(self, table: Any, where: str, labelled: bool = True) -> Any:
@@ -137,9 +137,8 @@ class Schema:
             found[name] = np.nan_to_num(values, nan=sum(column.bounds) / 2)
             if column.missing:
                 found[_indicator(name)] = np.isnan(values)
-        if labelled and self.target.kind == "classes":
-            codes = self._classes(table, where)
-            found[LABEL] = [self.target.values[code] for code in codes]
+        if labelled and self.target.classes:
+            found[LABEL] = [self.target.classes[label] for label in self._labels(table, where)]
             if self.site is not None:
                 found[DOMAIN_COLUMN] = [
                     None if empty_cell(cell) else as_word(cell) for cell in _cells(table, self.site, where)
@@ -172,7 +171,7 @@ class Schema:
 
         Args:
             inputs: ``[n, features]`` float32, by `encoding`.
-            labels: ``[n]`` int64; of a target of classes.
+            labels: ``[n]`` int64, as the client has them.
 
         Returns:
             ``[n, d]``.
@@ -193,7 +192,7 @@ class Schema:
                     numbers[values[:, places[_indicator(name)]] > 0.5] = np.nan
                 codes = column.codes(np.clip(numbers, low, high))
             found.append(codes)
-        if self.target.kind == "classes":
+        if self.target.classes:
             found.append(labels.cpu().numpy())
         return np.stack(found, axis=1).astype(np.int64)
 
@@ -205,13 +204,13 @@ class Schema:
             generator: For the draws.
 
         Returns:
-            An Arrow table with the columns `names`.
+            An Arrow table with the columns that are learned from, and those of the target.
         """
         import pyarrow as pa
 
         found = {name: column.drawn(codes[:, k], generator) for k, (name, column) in enumerate(self.columns.items())}
-        if self.target.kind == "classes":
-            found[self.target.column] = [self.target.values[code] for code in codes[:, -1]]
+        if self.target.classes:
+            found.update(self.target.drawn(codes[:, -1], generator))
         return pa.table(found)
 
     def _read(self, table: Any, where: str) -> Iterator[tuple[str, Column, NDArray[Any]]]:
@@ -232,16 +231,8 @@ class Schema:
                 )
             yield name, column, values
 
-    def _classes(self, table: Any, where: str) -> Codes:
-        order = {value: k for k, value in enumerate(self.target.values)}
-        cells = [as_word(cell) for cell in _cells(table, self.target.column, where)]
-        for k, cell in enumerate(cells):
-            if cell not in order:
-                raise FedfillError(
-                    f"{where}: column '{self.target.column}' holds '{cell}' in row {k + 1:,}; "
-                    f"allowed by the schema: {', '.join(self.target.values)}"
-                )
-        return np.array([order[cell] for cell in cells], dtype=np.int64)
+    def _labels(self, table: Any, where: str) -> Codes:
+        return self.target.labels({name: _cells(table, name, where) for name in self.target.columns}, where)
 
 
 def read_schema(path: Path | str) -> Schema:
@@ -280,7 +271,7 @@ def from_document(document: Mapping[str, Any], where: str) -> Schema:
         # an unknown name is why another is missing
         first = min(error.errors(), key=lambda one: one["type"] != "extra_forbidden")
         raise FedfillError(f"schema: {_told(first)} in '{where}'") from error
-    others = [name for name in (file.site, file.target.column, file.target.event) if name is not None]
+    others = [*file.target.columns, *([] if file.site is None else [file.site])]
     if twice := [name for name in (*file.columns, *others) if [*file.columns, *others].count(name) > 1]:
         raise FedfillError(f"schema: '{where}' uses the column '{twice[0]}' twice")
     return Schema(file.columns, file.target, file.site)

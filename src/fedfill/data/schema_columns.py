@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from fedfill.data.survival import cell_names, cells, drawn
 from fedfill.errors import FedfillError
 
 OTHER, MISSING = "other", "missing"
@@ -214,7 +215,79 @@ class Target(BaseModel):
             raise ValueError(f"found low = {self.low} and high = {self.high}; allowed: low below high")
         if self.grid and not all(a < b for a, b in zip((0.0, *self.grid), self.grid, strict=False)):
             raise ValueError("the times of grid must be above 0 and increase")
+        if 2 * len(self.grid) + 1 > 2 * MOST_CELLS + 1 or not np.isfinite(self.grid).all():
+            raise ValueError(f"found {len(self.grid):,} times of grid; allowed: up to {MOST_CELLS:,}, all finite")
         return self
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """What a row may be, by name: its classes, or the cells of its time and event; nothing of a number."""
+        return cell_names(self.grid) if self.kind == "survival" else self.values
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns that hold it."""
+        return (self.column,) if self.event is None else (self.column, self.event)
+
+    def strata(self, labels: Codes) -> Codes:
+        """What a stratified choice among rows of these classes keeps the shares of: of survival whether the event came."""
+        return (labels >= len(self.grid)).astype(np.int64) if self.kind == "survival" else labels
+
+    def labels(self, rows: dict[str, list[Any]], where: str) -> Codes:
+        """The classes of rows.
+
+        Args:
+            rows: The cells of `columns`, of Arrow's ``to_pylist``.
+            where: The beginning of an error's sentence.
+
+        Returns:
+            ``[n]``, positions in `classes`.
+
+        Raises:
+            FedfillError: Where a cell is none of what is allowed.
+        """
+        if self.kind == "survival":
+            return cells(self._times(rows[self.column], where), self._events(rows[str(self.event)], where), self.grid)
+        order = {value: k for k, value in enumerate(self.values)}
+        words = [as_word(cell) for cell in rows[self.column]]
+        for k, word in enumerate(words):
+            if word not in order:
+                raise FedfillError(
+                    f"{where}: column '{self.column}' holds '{word}' in row {k + 1:,}; allowed by the schema: {', '.join(self.values)}"
+                )
+        return np.array([order[word] for word in words], dtype=np.int64)
+
+    def drawn(self, labels: Codes, generator: np.random.Generator) -> dict[str, list[Any]]:
+        """Cells of `columns` for rows of these classes; times are drawn uniformly between two of the grid, events lie on it."""
+        if self.kind == "survival":
+            times, events = drawn(labels, self.grid, generator)
+            return {self.column: times.tolist(), str(self.event): events.astype(np.int64).tolist()}
+        return {self.column: [self.values[label] for label in labels]}
+
+    def _times(self, found: list[Any], where: str) -> NDArray[np.float64]:
+        times = [_number(cell) for cell in found]
+        for k, (time, cell) in enumerate(zip(times, found, strict=True)):
+            if time is None or time < 0:
+                raise FedfillError(
+                    f"{where}: column '{self.column}' holds {_told_cell(cell)} in row {k + 1:,}; allowed: a time of 0 or more"
+                )
+        return np.array(times, dtype=np.float64)
+
+    def _events(self, found: list[Any], where: str) -> NDArray[np.bool_]:
+        for k, cell in enumerate(found):
+            if as_word(cell).lower() not in _EVENT:
+                raise FedfillError(
+                    f"{where}: column '{self.event}' holds {_told_cell(cell)} in row {k + 1:,}; allowed: 1 for an event and 0 for none"
+                )
+        return np.array([_EVENT[as_word(cell).lower()] for cell in found])
+
+
+_EVENT = {"1": True, "0": False, "true": True, "false": False}
+"""How a table may tell whether an event came."""
+
+
+def _told_cell(cell: Any) -> str:
+    return "nothing" if empty_cell(cell) else f"'{as_word(cell)}'"
 
 
 def empty_cell(cell: Any) -> bool:

@@ -41,6 +41,27 @@ def cell_names(grid: Sequence[float]) -> tuple[str, ...]:
     )
 
 
+def drawn(
+    found: NDArray[np.int64], grid: Sequence[float], generator: np.random.Generator
+) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    """Times and events of rows with these cells, which `cells` gives back.
+
+    Args:
+        found: ``[n]``, 0..2G.
+        grid: G times.
+        generator: For the draws.
+
+    Returns:
+        Events at times of the grid; censored rows at times drawn uniformly between two of them, those after the last one at it.
+    """
+    ends, size = np.asarray(grid, dtype=np.float64), len(grid)
+    events, seen = found < size, np.clip(found - size, 0, size)
+    before, after = np.concatenate([[0.0], ends])[seen], np.append(ends, ends[-1])[seen]
+    left = before + (after - before) * generator.random(len(found))
+    left = np.where(after > before, np.minimum(left, np.nextafter(after, 0)), before)  # rounding may reach the next
+    return np.where(events, ends[np.clip(found, 0, size - 1)], left), events
+
+
 def grid_size(classes: int) -> int | None:
     """G of so many cells; None where they are the cells of no grid."""
     return classes // 2 if classes % 2 and classes >= 3 else None

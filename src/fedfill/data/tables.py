@@ -167,17 +167,18 @@ def of_tables(
 
 def _by_schema(tables: Sequence[Any], files: Sequence[Path], schema: Schema) -> tuple[Part, Part | None, Columns, str]:
     """`of_tables` where the columns were agreed on before."""
-    if schema.target.kind != "classes":
+    known, names = schema.encoding(), schema.target.classes
+    if not names:
         raise FedfillError(
-            f"schema_file: found a target of the kind '{schema.target.kind}' ({schema.target.column}); allowed: classes"
+            f"schema_file: found a target of the kind '{schema.target.kind}' ({schema.target.column}); allowed: classes, survival"
         )
-    known, names = schema.encoding(), schema.target.values
     parts: list[Part] = []
     for file, table in zip(files, tables, strict=True):
         where = f"data: '{file}'"
         labels = numbered(cell_words(table, LABEL, file), names, where)
         origin = cell_words(table, DOMAIN_COLUMN, file) if DOMAIN_COLUMN in table.column_names else None
-        parts.append(Part(Samples(known.values(table, file), torch.from_numpy(labels)), names, where, origin))
+        strata = schema.target.strata(labels)
+        parts.append(Part(Samples(known.values(table, file), torch.from_numpy(labels)), names, where, origin, strata))
     note = (
         f"Columns: {len(schema.columns):,} of the schema ({_few(list(schema.columns))}), scaled by its public bounds."
     )

@@ -6,8 +6,10 @@ import hashlib
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+import numpy as np
 import safetensors.torch
 import torch
+from numpy.typing import NDArray
 from safetensors import SafetensorError
 
 from fedfill.data.dataset import OWN
@@ -65,7 +67,7 @@ class Task:
         if not self.shape or not all(type(n) is int and n > 0 for n in self.shape):
             raise FedfillError(f"shape: found {list(self.shape)}; allowed: whole numbers such as [1, 28, 28]")
         if self.schema and (agreed := self.agreed) is not None:
-            found, fits = (self.class_names, self.shape), (agreed.target.values, (agreed.encoding().size,))
+            found, fits = (self.class_names, self.shape), (agreed.target.classes, (agreed.encoding().size,))
             if found != fits:
                 raise FedfillError(
                     f"schema: found classes and shape {found} beside one that makes {fits}; allowed: the same"
@@ -92,12 +94,17 @@ class Task:
     def by(cls, schema: Schema, name: str, clients: int) -> Task:
         """What parties agree on whose tables have a schema."""
         shape = (schema.encoding().size,)
-        return cls(name, clients, schema.target.values, shape, "float32", schema=schema.toml())
+        return cls(name, clients, schema.target.classes, shape, "float32", schema=schema.toml())
 
     @property
     def agreed(self) -> Schema | None:
         """What the columns of a table hold; None where the data are none."""
         return from_toml(self.schema, "of the app") if self.schema else None
+
+    def strata(self, samples: Samples) -> NDArray[np.int64]:
+        """What a stratified choice among some samples keeps the shares of."""
+        labels: NDArray[np.int64] = samples.labels.numpy()
+        return labels if (agreed := self.agreed) is None else agreed.target.strata(labels)
 
     @property
     def nothing(self) -> Samples:
@@ -164,13 +171,13 @@ def load_host(
     if not len(train):
         raise FedfillError(f"{setting}: '{place}' holds no samples; a host needs at least one")
     if test is None and share:
-        kept, held = hold_out(train.labels.numpy(), share, numpy_stream(seed, "client-test", client))
+        kept, held = hold_out(task.strata(train), share, numpy_stream(seed, "client-test", client))
         train, test = train[torch.from_numpy(kept)], train[torch.from_numpy(held)]
     own = ClientData(train, test if test is not None and share else task.nothing, unlabelled)
     if given is not None and validation:
         own = replace(own, validation=given)
     else:
-        own = own.with_validation(validation, numpy_stream(seed, "client-validation", client))
+        own = own.with_validation(validation, numpy_stream(seed, "client-validation", client), task.strata(own.train))
     return own.with_labels(labelled, numpy_stream(seed, "labelled", client))
 
 
