@@ -400,6 +400,14 @@ class Shared(TypedDict, total=False):
     """Share of the own gradient in a step (beta); 1: FedSAM."""
     contrast: Literal["projection", "latent", "logits"]
     """What is contrasted: the output of a projection head in front of the classifier (the paper), the latent ..."""
+    structure: Literal["star", "tree", "label_tree", "augmented"]
+    """What is counted together: the label with each column (star), the tree of pairs that depend most (tree), ..."""
+    share_one: float
+    """Share of the squared privacy budget for the counts of single columns."""
+    share_select: float
+    """Share for the choice of pairs, where there is one."""
+    rows: int | None
+    """Synthetic rows that the network is trained on; none: as many as the noisy counts say there are."""
     strategy: Literal["fixed", "adaptive"]
     """Which layers are loaded: all but those of `keep`, or those that each client learns to load (section 3.3)."""
     policy_batches: int

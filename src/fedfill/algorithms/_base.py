@@ -51,6 +51,8 @@ class Algorithm(BaseModel):
     """The built-in network that ``auto`` stands for, in a comparison too; "": the one that suits inputs and needs."""
     unlabelled: ClassVar[bool] = False
     """Whether there is nothing to do without samples that have no label."""
+    tabular: ClassVar[bool] = False
+    """Whether the data have to be a table with a schema."""
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     """Settings by data set that stand in for the defaults, where the paper has others for each data set."""
     paper: ClassVar[Mapping[str, Mapping[str, Any]]] = {}

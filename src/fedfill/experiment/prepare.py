@@ -139,6 +139,10 @@ def prepare(
         raise FedfillError(
             f"labelled_per_client: found no client with samples without labels, which {kind.name} needs; allowed: fewer labels than a client has samples"
         )
+    if kind.tabular and (federation.columns is None or federation.columns.schema is None):
+        raise FedfillError(
+            f"schema_file: found none with {kind.name}, which counts the cells of a table; allowed: a table and its schema"
+        )
     if kind.pooled:
         federation = federation.pooled()
     if experiment.extra is not None:

@@ -114,7 +114,8 @@ def contribute(
     trust = "none" if noise is None else noise.trust
     honest = noise.needed(clients) if noise is not None else 1
     # images are bytes, and each stands for itself; numbers of tables may have been scaled by what all records hold
-    scaled = () if client.data.inputs.dtype == torch.uint8 else (SCALED,)
+    public = client.data.inputs.dtype == torch.uint8 or client.schema is not None
+    scaled = () if public else (SCALED,)
     release = privacy.released(statistic.words, bounds, stds, trust, clients, honest, client.hidden, scaled)
     client.release("sums", release)
     return Sums(sums)

@@ -52,7 +52,8 @@ class Noisy:
         """The counts of some of its columns, their axes in this order."""
         away = tuple(k for k, column in enumerate(self.clique) if column not in columns)
         kept = [column for column in self.clique if column in columns]
-        return self.counts.sum(axis=away).transpose([kept.index(column) for column in columns])
+        found: Table = self.counts.sum(axis=away).transpose([kept.index(column) for column in columns])
+        return found
 
 
 @dataclass(frozen=True)
@@ -91,9 +92,9 @@ class Network:
                 found[:, column] = root
                 continue
             shape = table.shape[:-1]
-            key = np.ravel_multi_index(found[:, parents].T, shape) if parents else np.zeros(n, dtype=np.int64)
+            key = np.ravel_multi_index(tuple(found[:, parents].T), shape) if parents else np.zeros(n, dtype=np.int64)
             rows, flat = np.argsort(key, kind="stable"), table.reshape(-1, table.shape[-1])
-            ends = np.searchsorted(key[rows], np.arange(len(flat) + 1))
+            ends = np.searchsorted(key[rows], np.arange(len(flat) + 1)).tolist()
             for value, (start, end) in enumerate(itertools.pairwise(ends)):
                 if end > start:
                     weights = flat[value] if flat[value].sum() > 0 else flat.sum(0)
@@ -156,7 +157,8 @@ def simplex(counts: Table, total: float) -> Table:
     """
     flat = np.sort(counts.reshape(-1))[::-1]
     shifts = (np.cumsum(flat) - total) / np.arange(1, len(flat) + 1)
-    return np.maximum(counts - shifts[np.flatnonzero(flat > shifts)[-1]], 0)
+    found: Table = np.maximum(counts - shifts[np.flatnonzero(flat > shifts)[-1]], 0)
+    return found
 
 
 def total_of(tables: Sequence[Noisy]) -> float:
@@ -265,7 +267,7 @@ def spanning_tree(scores: Mapping[Clique, float], columns: Sequence[int], first:
         One pair fewer than there are columns.
     """
     group = {column: column for column in columns}
-    found = []
+    found: list[Clique] = []
     for a, b in [*first, *sorted(scores, key=lambda pair: (-scores[pair], pair))]:
         if a in group and b in group and group[a] != group[b]:
             found.append((a, b))
