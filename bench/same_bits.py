@@ -30,6 +30,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pandas as pd
 import torch
 from sklearn.datasets import load_digits
 from torch import nn
@@ -84,6 +86,7 @@ SDA = {
 FEW_LABELS = {"model": "cnn2bn", "labelled_per_client": 40, "local_steps": 10, "unlabelled_batch_size": 32, "tau": 0.3}
 CVAES = {"decoder_samples": 100, "decoder_epochs": 2, "classifier_samples": 200, "classifier_epochs": 2}
 IMAGES = {"images_per_class": 40, "classifier_epochs": 2}
+TABLE = {"data": "a table", "schema_file": "its schema", "partition": "iid", "model": "mlp", "data_fraction": 1.0}
 SUMS = {"model": "features", "model.features": "conv(20) > project(64)"}
 FRAUG = {"model": "digits6", "data_fraction": 0.3, "local_steps": 3, "rounds": 2}
 
@@ -107,6 +110,8 @@ CASES: dict[str, dict[str, Any]] = {
     "feddc": {"participation": 0.5},
     "fedmix": {"group_size": 16, "first_order": True, **SGD},  # a run's folder names it only where it is false
     "fednova": {},
+    "mst": TABLE,
+    "mst, tree": {**TABLE, "structure": "augmented", "target_epsilon": 5.0},
     "fedprox": {"mu": 0.1},
     "fedgauss": IMAGES,
     "fedpft": {**SUMS, "components": 3, "head_steps": 100},
@@ -261,8 +266,21 @@ def two_domains() -> dict[str, Any]:
     return {"plain": (images[::2], labels[::2]), "inverted": (255 - images[1::2], labels[1::2])}
 
 
-GIVEN: dict[str, Callable[[], Any]] = {"own": own, "two domains": two_domains}
-"""What stands for an object in place of `data` or `model`."""
+def table() -> pd.DataFrame:
+    """Rows of four hospitals, by the schema ``table.toml``."""
+    k = np.arange(400)
+    age, stage = 18 + k * 37 % 80, np.array(["low", "middle", "high", None], dtype=object)[k * 13 % 7 % 4]
+    died = np.where(age + 25 * (stage == "high") + k * 29 % 31 > 80, "yes", "no")
+    ages = np.where(k % 17 == 0, np.nan, age)
+    return pd.DataFrame(
+        {"hospital": k % 4, "age": ages, "sex": np.where(k % 3, "f", "m"), "stage": stage, "died": died}
+    )
+
+
+GIVEN: dict[str, Callable[[], Any]] = {
+    "own": own, "two domains": two_domains, "a table": table, "its schema": lambda: KEPT.with_name("table.toml"),
+}  # fmt: skip
+"""What stands for an object in place of `data`, `model` or `schema_file`."""
 
 
 class Stop(KeyboardInterrupt):
@@ -271,7 +289,7 @@ class Stop(KeyboardInterrupt):
 
 def run(name: str, options: dict[str, Any], folder: Path, workers: int) -> fedfill.Result:
     """One case, stopped and resumed where its name says so."""
-    given = {key: GIVEN[options[key]]() for key in ("data", "model") if options[key] in GIVEN}
+    given = {key: GIVEN[options[key]]() for key in ("data", "model", "schema_file") if options.get(key) in GIVEN}
     algorithm = re.split("[ ,]", name)[0]
     if not name.endswith(RESUMED):
         return fedfill.run(algorithm, **{**options, **given}, out=folder, workers=workers)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from bench.same_bits import GIVEN, table
 
 import fedfill
 from fedfill import tree
@@ -112,6 +113,10 @@ def expected(name: str, result: fedfill.Result) -> dict[str, dict[str, int]]:
         return {"moment_sums": {"down": K * (8 + 1 + 8), "up": K * (moments + 4 * CLASSES)}}
     if name == "dpmerf":  # one exchange before the one round
         return {"embeddings": {"down": K * 8, "up": K * 4 * (100 * CLASSES + CLASSES)}}
+    if name == "mst":  # counts of each column; then, with the label, of each other
+        columns, pairs, words = 9 + 3 + 4 + 2, 2 * (9 + 3 + 4), len("columns") + len("tables")
+        asked = 2 * 8 + words + 8 * 4 + 8 * 2 * 3
+        return {"count": {"down": K * asked, "up": K * 4 * (columns + pairs)}}
     if name == "fedpft":  # ten components of each class that a client has, or as many as it has records
         rows = json.loads((result.directory / "partition.json").read_text())["clients"]
         components = sum(min(n, 10) for row in rows for n in row)
@@ -191,6 +196,8 @@ def test_bytes_follow_the_formulas(name: str, tmp_path: Path):
         own = {"classifier_samples": 50, "decoder_samples": 50}
     elif name == "fedgauss":
         own = {"images_per_class": 5, "classifier_epochs": 1}
+    elif name == "mst":
+        own = {"data": table(), "schema_file": GIVEN["its schema"](), "partition": "iid"}
     elif name == "dpmerf":
         own = {"images_per_class": 5, "classifier_epochs": 1, "embedding": "fourier(100)", "generator_steps": 2}
     elif name in (*HEADS, "softmax", "fedpft"):

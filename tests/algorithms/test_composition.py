@@ -207,7 +207,11 @@ def test_values_survive_the_settings_file():
     assert Experiment(algorithm="feddpms", settings=document).settings == document
 
 
-OURS = [n for n, kind in known_algorithms().items() if kind.__module__.startswith("fedfill.") and not kind.network]
+OURS = [
+    n
+    for n, kind in known_algorithms().items()
+    if kind.__module__.startswith("fedfill.") and not kind.network and not kind.tabular
+]
 """Those that train a network, and not a last layer alone from sums."""
 
 
