@@ -62,7 +62,7 @@ NOT_TRIED: Mapping[str, str] = {
 WITHOUT_A_PLACE: Mapping[str, str] = {
     "dpfedavg": "it protects whole clients against all but the server, and needs hundreds of them",
     "fedcgs": "another head from the same sums as fed3r; 'fedfill compare' has it",
-    "fedpft, fedgauss, dpmerf, fedcvae": "their guarantee is for synthetic data; see docs/synthetic-data.md",
+    "fedpft, fedgauss, dpmerf, fedcvae, mst": "their guarantee is for synthetic data; see docs/synthetic-data.md",
 }
 """What can have a guarantee and is left out where one is asked for."""
 
