@@ -20,7 +20,7 @@ from fedfill.errors import FedfillError, did_you_mean
 from fedfill.protocol.server import Server
 from fedfill.training.augmentation import Augmentation, require
 from fedfill.training.fit import Buffers, Context, LocalTraining
-from fedfill.training.losses import cross_entropy
+from fedfill.training.losses import of_labels
 from fedfill.training.optimizers import OptimizerName
 from fedfill.tree import Tree, Weights
 
@@ -60,6 +60,8 @@ class Algorithm(BaseModel):
     for all data, under a data set's name for that one."""
     unfair: ClassVar[str] = ""
     """What the algorithm must have otherwise than the others in its training, and what would make a comparison fair."""
+    numbers: ClassVar[bool] = False
+    """Whether it learns a number, too, and not classes alone. A subclass says it anew: what it adds may need classes."""
     own_loops: ClassVar[str] = ""
     """What it trains in loops of its own, beside ``fit``; `precision` leaves that in float32."""
 
@@ -91,6 +93,7 @@ class Algorithm(BaseModel):
     def __pydantic_init_subclass__(cls, **options: Any) -> None:
         """Register the algorithm by its name."""
         super().__pydantic_init_subclass__(**options)
+        cls.numbers = cls.__dict__.get("numbers", False)
         if "name" in cls.__dict__:
             if _is_own(cls):
                 _import_file_of(cls.name)
@@ -149,7 +152,7 @@ class Algorithm(BaseModel):
 
     def loss(self, model: nn.Module, batch: Batch, context: Context) -> Tensor:
         """The local objective on one mini-batch, a scalar."""
-        return cross_entropy(model, batch)
+        return of_labels(model, batch)
 
     def resolved(self, *, rounds: int, model: nn.Module, inputs: Tensor) -> Self:
         """The settings with every one that depends on the others filled in.
@@ -172,9 +175,8 @@ class Algorithm(BaseModel):
                 )
             require(inputs, self.augmentation)
         if self.momentum and self.optimizer != "sgd":
-            raise FedfillError(
-                f"momentum: found {self.momentum} with optimizer={self.optimizer}; allowed: 0, or optimizer=sgd"
-            )
+            found = f"{self.momentum} with optimizer={self.optimizer}"
+            raise FedfillError(f"momentum: found {found}; allowed: 0, or optimizer=sgd")
         return self
 
     def server_state(self, initial: Weights) -> dict[str, Tree]:

@@ -38,6 +38,7 @@ class Central(Algorithm):
     """
 
     name = "central"
+    numbers = True
     pooled = True
 
     def round(self, server: Server, t: int) -> None:

@@ -20,6 +20,7 @@ class Ditto(FedAvg):
     """
 
     name = "ditto"
+    numbers = True
     personal = True
 
     ditto_lambda: float = Field(default=1.0, ge=0, allow_inf_nan=False)

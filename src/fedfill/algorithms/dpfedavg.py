@@ -28,6 +28,7 @@ class DPFedAvg(FedAvg):
     """
 
     name = "dpfedavg"
+    numbers = True
     private = True
 
     clip: float = Field(default=1.0, gt=0, allow_inf_nan=False)

@@ -22,6 +22,7 @@ from fedfill.protocol.client import BoundHandler, Client
 from fedfill.protocol.server import Server
 from fedfill.protocol.sums import Collected, Sums, collect, contribute
 from fedfill.statistics.heads import LinearHead
+from fedfill.statistics.number_ridge import Centred, number_moments
 from fedfill.statistics.ridge import Choice, Spectrum, choose_lambda, lambdas, leave_one_out, noisy_ridge
 from fedfill.statistics.sums import NO_BOUND, Block, Statistic, class_moments, one_hot
 from fedfill.statistics.temperature import robust_scale
@@ -54,6 +55,7 @@ class Fed3R(Head):
     """
 
     name = "fed3r"
+    numbers = True
 
     ridge_lambda: Literal["gcv", "evidence", "loo", "holdout"] | Annotated[float, Field(ge=0, le=1e100)] = "gcv"
     """Ridge penalty: chosen by generalised cross-validation (gcv) or by the evidence (evidence), both from the sums alone; by the errors of leaving each record out (loo), or of a tenth of each client's records, which are then in no sum (holdout), both in a second exchange; or a number. Under noise a multiple of the noise's largest eigenvalue, by rule an eighth."""
@@ -78,7 +80,22 @@ class Fed3R(Head):
                 f"ridge_lambda: found {self.ridge_lambda} with a target_epsilon, under which the sums of errors would be mostly noise; "
                 "allowed: gcv, for which it takes an eighth of the noise's edge, or a number, a multiple of that edge"
             )
+        if Layer.of(model, inputs, self.name).classes == 1:
+            self.check_number()
         super().check_network(model, inputs)
+
+    def check_number(self) -> None:
+        """Refuse what a regression of a number does not have: it is ridge with an intercept, from sums without noise."""
+        for name, plain in (("target_epsilon", None), ("column_norm", False), ("scale", "auto")):
+            if (found := getattr(self, name)) != plain:
+                raise FedfillError(
+                    f"{name}: found {found} with a single score, of a number; allowed: {plain or 'none'}"
+                )
+        if self.asks_again:
+            raise FedfillError(
+                f"ridge_lambda: found {self.ridge_lambda}, whose errors are of classes, with a single score, of a number; allowed: gcv, "
+                "evidence or a number"
+            )
 
     @property
     def asks_again(self) -> bool:
@@ -86,11 +103,15 @@ class Fed3R(Head):
         return self.ridge_lambda in ("loo", "holdout")
 
     def statistic(self, layer: Layer) -> Statistic:
-        """G, M, and without noise N: the noisy ridge needs no counts."""
+        """G, M, and without noise N: the noisy ridge needs no counts. Of a number also its sums, for the intercept."""
+        if layer.classes == 1:
+            return number_moments(layer.features, layer.radius)
         return class_moments(layer.features, layer.classes, radius=layer.radius, counts=self.target_epsilon is None)
 
     def solve(self, server: Server, collected: Collected, layer: Layer, weights: Weights) -> LinearHead:
-        """W = (G + lambda I)^-1 M."""
+        """W = (G + lambda I)^-1 M; of a number with an intercept."""
+        if layer.classes == 1:
+            return self.regression(server, collected.sums)
         sums, std = collected.sums, collected.stds["gram"] / math.sqrt(2)
         if std:
             # where all feature vectors are of this length the trace tells how many there are, else fewer
@@ -106,6 +127,17 @@ class Fed3R(Head):
             self.warn_of_the_end(server, choice)
             given = choice.lam
         return self.head_for(server, given, spectrum, sums)
+
+    def regression(self, server: Server, sums: Weights) -> LinearHead:
+        """The head of a number, with the lambda of the rule."""
+        centred, given = Centred.of(sums), self.ridge_lambda
+        if isinstance(given, str):
+            rule: Literal["gcv", "evidence"] = "evidence" if given == "evidence" else "gcv"
+            choice = choose_lambda(centred.spectrum, centred.degrees, rule)
+            self.warn_of_the_end(server, choice)
+            given = choice.lam
+        server.note(ridge_lambda=given, effective_parameters=centred.spectrum.effective_parameters(given))
+        return centred.head(given)
 
     def head_for(self, server: Server, lam: float, spectrum: Spectrum, sums: Weights) -> LinearHead:
         """The head for one lambda, from sums without noise."""

@@ -17,6 +17,7 @@ class FedAvg(Composable):
     """
 
     name = "fedavg"
+    numbers = True
 
     weighting: Literal["samples", "uniform"] = "samples"
     """Weights of the average: each client's number of samples, or all equal."""

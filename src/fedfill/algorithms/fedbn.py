@@ -23,6 +23,7 @@ class FedBN(KeepsAPart):
     """
 
     name = "fedbn"
+    numbers = True
     shares_head = True
     parts: ClassVar[tuple[str, ...]] = (NORMALISATION,)
     paper: ClassVar = {

@@ -22,6 +22,7 @@ class FedDyn(FedAvg):
     """
 
     name = "feddyn"
+    numbers = True
 
     dyn_alpha: float = Field(default=0.01, gt=0, allow_inf_nan=False)
     """Weight of the dynamic regulariser (alpha)."""

@@ -19,6 +19,7 @@ class FedNova(FedAvg):
     """
 
     name = "fednova"
+    numbers = True
     scales = True
 
     def pack(self, start: Start, trained: Weights, steps: int) -> tuple[Weights, float]:

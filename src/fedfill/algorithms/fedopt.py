@@ -26,6 +26,7 @@ class FedAvgM(FedAvg):
     """
 
     name = "fedavgm"
+    numbers = True
 
     server_rate: float = Field(default=1.0, gt=0, allow_inf_nan=False)
     """Step size of the server (eta)."""
@@ -93,6 +94,7 @@ class FedAdagrad(Adaptive):
     """
 
     name = "fedadagrad"
+    numbers = True
 
     beta1: float = Field(default=0.0, ge=0, lt=1)
     """How much of the mean movement's average is kept."""
@@ -109,6 +111,7 @@ class FedAdam(Adaptive):
     """
 
     name = "fedadam"
+    numbers = True
 
     beta2: float = Field(default=0.99, ge=0, lt=1)
     """How much of the squares' average is kept."""
@@ -125,6 +128,7 @@ class FedYogi(FedAdam):
     """
 
     name = "fedyogi"
+    numbers = True
 
     def second(self, v: Tensor, square: Tensor) -> Tensor:
         """V - (1 - beta2) D^2 sign(v - D^2)."""

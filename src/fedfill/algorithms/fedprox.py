@@ -14,6 +14,7 @@ class FedProx(FedAvg):
     """
 
     name = "fedprox"
+    numbers = True
 
     mu: float = Field(default=0.01, ge=0, allow_inf_nan=False)
     """Weight of the proximal term."""

@@ -31,6 +31,7 @@ class FedSAM(FedAvg):
     """
 
     name = "fedsam"
+    numbers = True
 
     rho: float = Field(default=0.05, ge=0, allow_inf_nan=False)
     """How far away the gradient is taken; 0: FedAvg."""
@@ -78,6 +79,7 @@ class MoFedSAM(FedSAM):
     """
 
     name = "mofedsam"
+    numbers = True
     scales = True
     unfair = (
         "the cohort's direction is read off plain gradient steps; give the others optimizer=sgd and its learning_rate"

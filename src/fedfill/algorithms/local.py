@@ -24,6 +24,7 @@ class Local(Algorithm):
     """
 
     name = "local"
+    numbers = True
     personal = True
 
     def client_state(self) -> dict[str, Tree]:

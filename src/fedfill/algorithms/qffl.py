@@ -24,6 +24,7 @@ class QFFL(FedAvg):
     """
 
     name = "qffl"
+    numbers = True
     scales = True
     unfair = "it takes 1 / learning_rate for the loss's curvature, which only plain gradient steps have; give the others optimizer=sgd and its learning_rate"
 

@@ -23,6 +23,7 @@ class Scaffold(FedAvg):
     """
 
     name = "scaffold"
+    numbers = True
     paper: ClassVar = {"": {"learning_rate": 0.05}}
     unfair = "control variates are read off plain gradient steps; give the others optimizer=sgd and its learning_rate"
 

@@ -33,13 +33,14 @@ def print_result(result: Result) -> None:
         title=f"{summary['algorithm']} on {summary['dataset']}, {summary['partition']}, {summary['clients']} clients, seed {summary['seed']}",
         title_justify="left",
     )
-    table.add_row(f"accuracy, last round ({summary['rounds']})", _share(summary["accuracy"]))
+    score = "R²" if summary.get("target") == "number" else "accuracy"
+    table.add_row(f"{score}, last round ({summary['rounds']})", _share(summary["accuracy"]))
     table.add_row(
-        "best accuracy (chosen on the test set)", f"{_share(summary['best_accuracy'])} in round {summary['best_round']}"
+        f"best {score} (chosen on the test set)", f"{_share(summary['best_accuracy'])} in round {summary['best_round']}"
     )
     if "selected_round" in summary:
         table.add_row(
-            "accuracy, round chosen by validation",
+            f"{score}, round chosen by validation",
             f"{_share(summary['selected_accuracy'])} in round {summary['selected_round']}",
         )
         if summary.get("selected_mean_client_accuracy") is not None:
@@ -48,9 +49,10 @@ def print_result(result: Result) -> None:
         table.add_row("mean over clients, last round", _share(summary["mean_client_accuracy"]))
         table.add_row("worst client, own test split", _share(summary["worst_client_accuracy"]))
         table.add_row("variance over clients, in percent²", f"{summary['client_variance']:.1f}")
-    from fedfill.training.probabilities import FIGURES  # here: what prints a slip imports no numpy
+    # here: what prints a slip imports no numpy
+    from fedfill.training import probabilities, regression
 
-    for name, called in FIGURES.items():
+    for name, called in {**probabilities.FIGURES, **regression.FIGURES}.items():
         if summary.get(name) is not None:
             table.add_row(called, _share(summary[name]))
     table.add_row("variance over classes, in percent²", f"{summary['class_variance']:.1f}")

@@ -149,7 +149,7 @@ def source_of(
 def _split(part: Part, *domain: str) -> tuple[Samples, Samples]:
     """What stays for training, and a stratified share for testing."""
     samples = part.samples
-    strata = samples.labels.numpy() if part.strata is None else part.strata
+    strata = samples.strata if part.strata is None else part.strata
     # the seed is fixed forever: every experiment on a data set has the same test set
     kept, held = hold_out(strata, TEST_SHARE, numpy_stream(0, "fixed-test", *domain))
     return samples[torch.from_numpy(kept)], samples[torch.from_numpy(held)]
@@ -257,7 +257,9 @@ def _names(parts: Sequence[Part], samples: int) -> tuple[str, ...]:
 
 
 def check_labels(labels: np.ndarray[Any, Any], names: tuple[str, ...] | None, where: str) -> None:
-    """Refuse labels that are negative or have no name, in a sentence that begins with `where`."""
+    """Refuse labels that are negative or have no name, in a sentence that begins with `where`; numbers are no classes."""
+    if np.issubdtype(labels.dtype, np.floating):
+        return
     if labels.min(initial=0) < 0:
         raise FedfillError(f"{where}: a label is {labels.min()}, but classes are counted from 0")
     if names is None and labels.max(initial=0) > np.iinfo(np.int64).max:

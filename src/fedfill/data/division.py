@@ -94,6 +94,10 @@ def federate(
         )
     else:
         federation = _given(source, fraction, clients, seed)
+    if labelled_per_client is not None and federation.of_numbers:
+        raise FedfillError(
+            f"labelled_per_client: found {labelled_per_client} with a target of numbers; allowed: none, with which all samples are labelled"
+        )
     federation = _with_fewer_labels(_with_validation(federation, client_validation, seed), labelled_per_client, seed)
     return replace(federation, fingerprint=fingerprint(federation))
 
@@ -144,7 +148,7 @@ def _divided(
     train, domains = source.train, None if source.domains is None else source.domains.train
     if chosen is not None:
         train, domains = take(train, chosen), None if domains is None else domains[chosen]
-    labels, strata = train.labels.numpy(), _strata(train, source.columns)
+    labels, strata = train.strata, _strata(train, source.columns)
     parts, how = _parts(partition, labels, clients, seed, domains)
     notes = [source.note, how]
     by_domain = isinstance(partition, str) and parse(partition)[0] == "domain"
@@ -201,7 +205,7 @@ def _chosen(source: Source, fraction: float, shares: dict[int, float], seed: int
     labels, domains = _strata(source.train, source.columns), None if source.domains is None else source.domains.train
     chosen = np.arange(len(labels))
     if fraction < 1:
-        strata = labels if domains is None else labels + len(source.class_names) * domains
+        strata = labels if domains is None else labels + (labels.max(initial=0) + 1) * domains
         chosen = _part(strata, fraction, numpy_stream(seed, "fraction"))
     if domains is None or not shares:
         return chosen
@@ -281,7 +285,7 @@ def _part(strata: Indices, fraction: float, rng: np.random.Generator) -> Indices
 
 def _strata(samples: Samples, columns: Columns | None) -> Indices:
     """What a stratified choice among these samples keeps the shares of."""
-    labels: Indices = samples.labels.numpy()
+    labels = samples.strata
     return labels if columns is None else columns.strata(labels)
 
 

@@ -54,7 +54,7 @@ class ClientData:
         """
         if not share:
             return self
-        kept, held = set_aside(self.train.labels.numpy() if strata is None else strata, share, stream)
+        kept, held = set_aside(self.train.strata if strata is None else strata, share, stream)
         return replace(self, train=take(self.train, kept), validation=take(self.train, held))
 
     def with_labels(self, number: int | None, stream: np.random.Generator) -> ClientData:
@@ -82,7 +82,7 @@ class Federation:
         name: The data set's name.
         clients: What each client holds.
         test: The global test set; nothing may be chosen by it.
-        class_names: The classes' names in the order of their indices.
+        class_names: The classes' names in the order of their indices; of numbers the name of what they are.
         notes: Sentences for people: where the test set comes from, how the data were divided.
         fingerprint: SHA-256 over every sample and who holds it.
         domains: The name of each client's domain, where the data were divided by these, or of each client, where the partition names
@@ -98,6 +98,11 @@ class Federation:
     fingerprint: str
     domains: tuple[str, ...] = ()
     columns: Columns | None = None
+
+    @property
+    def of_numbers(self) -> bool:
+        """Whether numbers are learnt, and no classes."""
+        return self.test.of_numbers
 
     @property
     def schema(self) -> Schema | None:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fedfill.tree import Record
 
+STRATA = 10
+"""Into how many bins of its public bounds a number is taken apart where samples are divided or split evenly."""
 UNKNOWN = -1
 """In the place of a label that nobody knows."""
 
@@ -19,7 +23,8 @@ class Samples(Record):
 
     Attributes:
         inputs: ``[n, channels, height, width]`` uint8 images, or any float tensor with n in front.
-        labels: ``[n]`` int64 class indices; `UNKNOWN` where a sample has none.
+        labels: ``[n]`` int64 class indices, `UNKNOWN` where a sample has none; or float32 numbers, brought from their public bounds
+            to -1..1.
     """
 
     inputs: Tensor
@@ -62,8 +67,23 @@ class Samples(Record):
         """The same inputs, without the labels."""
         return Samples(self.inputs, torch.full_like(self.labels, UNKNOWN))
 
+    @property
+    def of_numbers(self) -> bool:
+        """Whether the labels are numbers, and no classes."""
+        return self.labels.is_floating_point()
+
+    @property
+    def strata(self) -> NDArray[np.int64]:
+        """Of what a split shall have an even share, ``[n]``: the classes, or of numbers `STRATA` bins of one width."""
+        labels = self.labels.numpy()
+        if not self.of_numbers:
+            return labels
+        return np.clip(np.floor((labels + 1) / 2 * STRATA), 0, STRATA - 1).astype(np.int64)
+
     def counts(self, classes: int) -> list[int]:
-        """How many samples there are of each of `classes` classes."""
+        """How many samples there are of each of `classes` classes; all together where the labels are numbers."""
+        if self.of_numbers:
+            return [len(self)]
         return torch.bincount(self.labels, minlength=classes).tolist()
 
 

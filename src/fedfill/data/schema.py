@@ -122,7 +122,7 @@ class Schema:
             labelled: Whether the target and the site are read, too.
 
         Returns:
-            An Arrow table; the target is called ``label``, the site ``domain``.
+            An Arrow table; the target is called ``label``, the site ``domain``. A number is brought from its bounds to -1..1.
 
         Raises:
             FedfillError: As for `codes`.
@@ -137,12 +137,13 @@ class Schema:
             found[name] = np.nan_to_num(values, nan=sum(column.bounds) / 2)
             if column.missing:
                 found[_indicator(name)] = np.isnan(values)
-        if labelled and self.target.classes:
+        if labelled and self.target.kind == "number":
+            found[LABEL] = self.target.numbers(_cells(table, self.target.column, where), where)
+        elif labelled:
             found[LABEL] = [self.target.classes[label] for label in self._labels(table, where)]
-            if self.site is not None:
-                found[DOMAIN_COLUMN] = [
-                    None if empty_cell(cell) else as_word(cell) for cell in _cells(table, self.site, where)
-                ]
+        if labelled and self.site is not None:
+            sites = _cells(table, self.site, where)
+            found[DOMAIN_COLUMN] = [None if empty_cell(cell) else as_word(cell) for cell in sites]
         return pa.table(found)
 
     def encoding(self) -> Columns:

@@ -194,6 +194,35 @@ class Target(BaseModel):
     grid: tuple[float, ...] = ()
     """Of survival: the public times, increasing, above 0."""
 
+    @property
+    def half_width(self) -> float:
+        """Of a number: half of the way between its bounds, by which errors on the scale of -1..1 become errors in its own unit."""
+        return ((self.high or 0.0) - (self.low or 0.0)) / 2
+
+    def numbers(self, cells: list[Any], where: str) -> NDArray[np.float64]:
+        """A target's numbers, brought from its bounds to -1..1.
+
+        Args:
+            cells: Of Arrow's ``to_pylist``.
+            where: The beginning of an error's sentence.
+
+        Returns:
+            ``[n]``.
+
+        Raises:
+            FedfillError: Where a cell is empty, no number, or beyond the bounds: an error there could not be told.
+        """
+        low, high = self.low or 0.0, self.high or 0.0
+        found = np.empty(len(cells))
+        for k, cell in enumerate(cells):
+            value = None if empty_cell(cell) else _number(cell)
+            if value is None or not low <= value <= high:
+                raise FedfillError(
+                    f"{where}: column '{self.column}' holds '{cell}' in row {k + 1:,}; allowed by the schema: numbers from {low:g} to {high:g}"
+                )
+            found[k] = value
+        return (found - low) / self.half_width - 1
+
     @model_validator(mode="after")
     def _fits(self) -> Self:
         has = {

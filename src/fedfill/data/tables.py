@@ -167,17 +167,17 @@ def of_tables(
 
 def _by_schema(tables: Sequence[Any], files: Sequence[Path], schema: Schema) -> tuple[Part, Part | None, Columns, str]:
     """`of_tables` where the columns were agreed on before."""
-    known, names = schema.encoding(), schema.target.classes
-    if not names:
-        raise FedfillError(
-            f"schema_file: found a target of the kind '{schema.target.kind}' ({schema.target.column}); allowed: classes, survival"
-        )
+    of_numbers = schema.target.kind == "number"
+    known, names = schema.encoding(), (schema.target.column,) if of_numbers else schema.target.classes
     parts: list[Part] = []
     for file, table in zip(files, tables, strict=True):
         where = f"data: '{file}'"
-        labels = numbered(cell_words(table, LABEL, file), names, where)
+        if of_numbers:
+            labels = table.column(LABEL).to_numpy().astype(np.float32)
+        else:
+            labels = numbered(cell_words(table, LABEL, file), names, where)
         origin = cell_words(table, DOMAIN_COLUMN, file) if DOMAIN_COLUMN in table.column_names else None
-        strata = schema.target.strata(labels)
+        strata = None if of_numbers else schema.target.strata(labels)
         parts.append(Part(Samples(known.values(table, file), torch.from_numpy(labels)), names, where, origin, strata))
     note = (
         f"Columns: {len(schema.columns):,} of the schema ({_few(list(schema.columns))}), scaled by its public bounds."

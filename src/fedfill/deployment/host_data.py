@@ -103,7 +103,7 @@ class Task:
 
     def strata(self, samples: Samples) -> NDArray[np.int64]:
         """What a stratified choice among some samples keeps the shares of."""
-        labels: NDArray[np.int64] = samples.labels.numpy()
+        labels = samples.strata
         return labels if (agreed := self.agreed) is None else agreed.target.strata(labels)
 
     @property

@@ -26,6 +26,7 @@ from fedfill.experiment.digest import digest
 from fedfill.experiment.own import Network, made, network_of, origins, partition_of, word_of
 from fedfill.experiment.settings import PYTHON, TABLES, Experiment, in_words, refuse_settings
 from fedfill.experiment.start import read_start
+from fedfill.experiment.target import require_target
 from fedfill.experiment.trial import copied, require_fit, with_lone_samples_noted
 from fedfill.models.layers import with_streams
 from fedfill.models.networks import ModelSettings, build, choose, described, record_of
@@ -143,6 +144,7 @@ def prepare(
         raise FedfillError(
             f"schema_file: found none with {kind.name}, which counts the cells of a table; allowed: a table and its schema"
         )
+    require_target(settings, federation, experiment.engine)
     if kind.pooled:
         federation = federation.pooled()
     if experiment.extra is not None:

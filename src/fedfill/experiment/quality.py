@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from fedfill.data.federation import Federation
 from fedfill.data.samples import Samples
+from fedfill.data.schema_columns import Target
+from fedfill.training import regression
 from fedfill.training.evaluation import in_chunks
 from fedfill.training.fit import Resident
 from fedfill.training.probabilities import FIGURES, auc, brier, calibration_error
 from fedfill.tree import Weights
 
-Judged = tuple[NDArray[np.int64], NDArray[np.float64]]
-"""Labels ``[n]`` and probabilities ``[n, classes]`` of some samples."""
+Judged = tuple[NDArray[Any], NDArray[np.float64]]
+"""Labels ``[n]`` and probabilities ``[n, classes]`` of some samples; or numbers and what was predicted, ``[n]`` each."""
 
 
 def quality(
@@ -26,7 +30,7 @@ def quality(
     own: Mapping[int, Weights] | None,
     device: torch.device,
 ) -> dict[str, float | None]:
-    """How good the probabilities of the final model are, or of everybody's own.
+    """How good the probabilities of the final model are, or of everybody's own; or its numbers, where a number is learnt.
 
     Args:
         resident: A model, into which the weights are put.
@@ -38,8 +42,8 @@ def quality(
 
     Returns:
         ``auc``, ``brier`` and ``calibration_error`` on the test set, and ``auc_within_clients``, the mean of the clients' own areas on
-        their own test splits, by their samples: one that is high over all clients together may only know whose sample it is. None
-        where nobody has samples for it.
+        their own test splits, by their samples: one that is high over all clients together may only know whose sample it is. Of
+        numbers what `fedfill.training.regression.FIGURES` names. None where nobody has samples for it.
     """
     splits: list[Judged] = []
     for i, client in enumerate(federation.clients):
@@ -51,6 +55,8 @@ def quality(
         whole = _judged(resident.load(weights).eval(), federation.test, device)
     if whole is None:
         return dict.fromkeys(FIGURES)
+    if (schema := federation.schema) is not None and federation.of_numbers:
+        return _of_numbers(torch.from_numpy(whole[0]), torch.from_numpy(whole[1]), schema.target)
     return {
         "auc": auc(*whole),
         "auc_within_clients": _within(splits),
@@ -61,7 +67,21 @@ def quality(
 
 def _judged(model: torch.nn.Module, samples: Samples, device: torch.device) -> Judged:
     scores = in_chunks(model, samples.to(device)).double()  # [n, classes]
+    if samples.of_numbers:
+        return samples.labels.double().cpu().numpy(), scores[:, 0].cpu().numpy()
     return samples.labels.cpu().numpy(), scores.softmax(dim=1).cpu().numpy()
+
+
+def _of_numbers(truth: Tensor, predicted: Tensor, target: Target) -> dict[str, float | None]:
+    """How good predicted numbers are, in their own unit."""
+    y, p = (((x + 1) * target.half_width + (target.low or 0.0)) for x in (truth, predicted))
+    slope, intercept = regression.calibration(p, y) or (None, None)
+    return {
+        "rmse": regression.rmse(p, y),
+        "r2": regression.r_squared(p, y),
+        "calibration_slope": slope,
+        "calibration_intercept": intercept,
+    }
 
 
 def _joined(splits: Sequence[Judged]) -> Judged | None:

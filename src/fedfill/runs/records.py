@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, TypeAdapter, ValidationError, model_validator
 
 from fedfill.errors import FedfillError
 
 Share = Annotated[float, Field(ge=0, le=1 + 1e-9)]
+Score = Annotated[float, Field(le=1 + 1e-9, allow_inf_nan=False)]
+"""A share that is recognised; where numbers are learnt R², which may be below 0."""
 Number = Annotated[float, Field(ge=0)]
 Count = Annotated[int, Field(ge=0)]
 
@@ -50,14 +52,14 @@ class _Spent(Checked):
 class _Figures(Checked):
     """Of a round that was evaluated, and of a whole run."""
 
-    accuracy: Share
+    accuracy: Score
     loss: float | None = None
-    accuracy_by_class: list[Share | None]
-    accuracy_by_client: list[Share | None]
-    mean_client_accuracy: Share | None
-    worst_client_accuracy: Share | None
-    worst_tenth_accuracy: Share | None = None
-    accuracy_of_trained_head: Share | None = None
+    accuracy_by_class: list[Score | None]
+    accuracy_by_client: list[Score | None]
+    mean_client_accuracy: Score | None
+    worst_client_accuracy: Score | None
+    worst_tenth_accuracy: Score | None = None
+    accuracy_of_trained_head: Score | None = None
     client_variance: Number | None = None
     class_variance: Number | None = None
     largest_class: Share | None = None
@@ -82,17 +84,20 @@ class Summary(_Figures, _Costs):
     rounds: Count
     seed: Count
     personal: bool = False
-    balanced_accuracy: Share | None = None
+    target: Literal["classes", "number"] = "classes"
+    rmse: Number | None = None
+    r2: Score | None = None
+    balanced_accuracy: Score | None = None
     auc: Share | None = None
     auc_within_clients: Share | None = None
     brier: Share | None = None
     calibration_error: Share | None = None
-    best_accuracy: Share | None = None
+    best_accuracy: Score | None = None
     best_round: Count | None = None
     selected_round: Count | None = None
-    selected_validation: Share | None = None
-    selected_accuracy: Share | None = None
-    selected_mean_client_accuracy: Share | None = None
+    selected_validation: Score | None = None
+    selected_accuracy: Score | None = None
+    selected_mean_client_accuracy: Score | None = None
     own_test_samples: list[Count] | None = None
     client_names: list[str] | None = None
     bytes_by_handler: dict[str, _Bytes] = {}
@@ -101,6 +106,12 @@ class Summary(_Figures, _Costs):
     lost_replies: Count = 0
     notes: list[str] = []
     privacy: _Account
+
+    @model_validator(mode="after")
+    def _shares_of_classes(self) -> Summary:
+        if self.target == "classes" and self.accuracy < 0:
+            raise ValueError("an accuracy below 0 is no share")
+        return self
 
     @model_validator(mode="after")
     def _a_size_for_each_client(self) -> Summary:

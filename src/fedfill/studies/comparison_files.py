@@ -16,9 +16,10 @@ from fedfill.studies.comparison import ALIKE, RECORD, Comparison, Difference, re
 from fedfill.studies.comparison_table import Table, table_of
 from fedfill.training.evaluation import FAIRNESS
 from fedfill.training.probabilities import FIGURES as PROBABILITIES
+from fedfill.training.regression import FIGURES as NUMBERS
 
 FIGURES = (
-    "accuracy", "balanced_accuracy", *PROBABILITIES, "best_accuracy", *FAIRNESS, "selected_accuracy", "selected_mean_client_accuracy",
+    "accuracy", "balanced_accuracy", *PROBABILITIES, *NUMBERS, "best_accuracy", *FAIRNESS, "selected_accuracy", "selected_mean_client_accuracy",
     "bytes_up", "bytes_down", "train_samples", "seconds",
 )  # fmt: skip
 CURVES = ("accuracy", "loss", "mean_client_accuracy", "worst_client_accuracy", "bytes_up", "bytes_down", "seconds")

@@ -11,6 +11,8 @@ from fedfill.studies.comparison import Comparison, Row
 from fedfill.studies.verdicts import points
 
 MEANINGS = {
+    "R²": "on everyone's test set after the last round, in percent; 0 is always saying the mean",
+    "RMSE": "root mean squared error on the test set, in the target's unit",
     "accuracy": "on everyone's test set after the last round, in percent",
     "balanced": "the same, each class counted alike",
     "AUC": "area under the ROC curve on the test set, in percent, over classes one against the rest",
@@ -49,7 +51,8 @@ class Table:
 
 def table_of(comparison: Comparison) -> Table:
     """The table of a comparison with at least one finished run."""
-    figures = {"accuracy": _FIGURES["accuracy"]}
+    of_numbers = comparison.first.get("target") == "number"
+    figures = {"R²" if of_numbers else "accuracy": _FIGURES["accuracy"]}
     if uneven(comparison.first):
         figures["balanced"] = _FIGURES["balanced"]
         if any(row.figure("auc")[0] is not None for row in comparison.rows):  # of older runs nobody knows it
@@ -57,13 +60,14 @@ def table_of(comparison: Comparison) -> Table:
     for name in ("own split", "by validation"):
         if any(row.figure(_FIGURES[name])[0] is not None for row in comparison.rows):
             figures[name] = _FIGURES[name]
+    beside = ["RMSE"] if of_numbers else []
     versus = f"- {comparison.baseline.label.partition(':')[0]}"
     first, *others = figures
     return Table(
         comparison.title,
-        ("algorithm", first, versus, *others, "traffic", "sec."),
+        ("algorithm", first, versus, *beside, *others, "traffic", "sec."),
         tuple(_cells(comparison, row, [*figures.values()]) for row in comparison.rows),
-        tuple(_meanings(comparison, [*figures], versus)),
+        tuple(_meanings(comparison, [first, *beside, *others], versus)),
         tuple(_budgets(comparison.rows)),
         (*(f"not shared by {note}" for note in comparison.notes), *comparison.diverged),
     )
@@ -78,10 +82,18 @@ def _cells(comparison: Comparison, row: Row, figures: Sequence[str]) -> tuple[st
         one_line(row.label),
         accuracy if whole else "diverged",
         NOTHING if difference is None else points(difference),
+        *([_plain(*row.figure("rmse"))] if comparison.first.get("target") == "number" else []),
         *others,
         NOTHING if up is None or down is None else size(up + down),
         NOTHING if seconds is None else f"{seconds:.1f}",
     )
+
+
+def _plain(mean: float | None, deviation: float | None) -> str:
+    """A figure that is no share, in four figures."""
+    if mean is None:
+        return NOTHING
+    return f"{mean:.4g}" + (f" ± {deviation:.2g}" if deviation is not None else "")
 
 
 def _meanings(comparison: Comparison, columns: Sequence[str], versus: str) -> list[str]:
@@ -89,7 +101,7 @@ def _meanings(comparison: Comparison, columns: Sequence[str], versus: str) -> li
     said = [f"mean ± standard deviation over {n} seeds" if n > 1 else "one seed, so no deviation"]
     said += [f"{name}: {MEANINGS[name]}" for name in columns]
     interval = ", with the 95 % confidence interval of its mean (Student's t)" if n > 1 else ""
-    said.append(f"{versus}: difference of accuracy to {comparison.baseline.label}, seed by seed{interval}")
+    said.append(f"{versus}: difference of {columns[0]} to {comparison.baseline.label}, seed by seed{interval}")
     differences = [comparison.difference(row, "accuracy") for row in comparison.rows]
     if n > 1 and any(found is not None and found.half_width is None for found in differences):
         said.append(f"a difference without ± is the same on all {n} seeds, from which no interval follows")

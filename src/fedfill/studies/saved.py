@@ -180,6 +180,8 @@ def of_run(place: RunDirectory, data: Any = None, data_dir: str | Path | None = 
             f"{setting}: {place.path} holds {len(place.rounds())} of {document.get('rounds')} rounds; 'fedfill resume {place.path}' finishes it"
         )
     require(Summary, summary, place.path / "summary.json", setting, "remove it and resume the run")
+    if summary.get("target") == "number":
+        raise FedfillError(f"{setting}: {place.path} learnt a number; allowed so far: a run that learnt classes")
     weights: Weights = checkpoint.get("weights", {})
     if summary.get("weights_sha256") != tree.sha256(weights):
         raise FedfillError(

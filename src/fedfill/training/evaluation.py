@@ -15,6 +15,7 @@ from fedfill.data.federation import Federation
 from fedfill.data.samples import Samples, normalise
 from fedfill.errors import DIVERGED, DivergedError
 from fedfill.training.fit import Resident
+from fedfill.training.regression import r_squared, r_squared_by
 
 CHUNK = 1000
 FAIRNESS = (
@@ -28,8 +29,8 @@ class Scored:
     """Per-sample outcome of an evaluation.
 
     Attributes:
-        predicted: ``[n]`` int64, the class with the highest score.
-        losses: ``[n]`` float32 cross-entropies.
+        predicted: ``[n]`` int64, the class with the highest score; or float32 numbers.
+        losses: ``[n]`` float32 cross-entropies; of numbers squared errors.
     """
 
     predicted: Tensor
@@ -54,6 +55,8 @@ def score(resident: Resident, samples: Samples) -> Scored:
     resident.model.eval()
     with torch.inference_mode():
         scores = resident.model(resident.inputs(samples, slice(None)))  # [n, classes]
+        if samples.of_numbers:
+            return Scored(scores[:, 0].float(), (scores[:, 0] - samples.labels).float().square())
         losses = functional.cross_entropy(scores, samples.labels, reduction="none")
         return Scored(scores.argmax(1), losses)
 
@@ -125,6 +128,9 @@ def splits_of(federation: Federation, device: torch.device | str = "cpu") -> Spl
 @dataclass(frozen=True)
 class Evaluation:
     """Accuracies and losses of one model, or of every client's own; all accuracies are shares in [0, 1].
+
+    Where numbers are learnt, the coefficient of determination R² stands in for every accuracy, and the mean squared error, on the scale
+    of -1..1, for the loss.
 
     "The test set" is one of three things:
 
@@ -203,7 +209,10 @@ class PersonalScores:
     def add(self, i: int, test: Scored, own: Scored, held: Scored) -> None:
         """Take the outcomes of client `i`'s own model on the test set and on its own test and validation splits."""
         labels = self._splits.test.labels
-        if len(labels):
+        if len(labels) and self._splits.test.of_numbers:
+            score = r_squared(test.predicted, labels) or 0.0
+            self._tests[i] = _Tally(score, float(test.losses.double().mean()), [score], [1])
+        elif len(labels):
             correct = test.predicted == labels
             self._tests[i] = _Tally(
                 float(correct.double().mean()),
@@ -236,7 +245,7 @@ class PersonalScores:
             validation_by_client=_by_client(held, splits.validation, splits.validation_sizes)
             if len(splits.validation)
             else [],
-            most_predicted=max(named) / sum(named),
+            most_predicted=None if splits.test.of_numbers else max(named) / sum(named),
             largest_class=largest_share(labels),
         )
 
@@ -261,11 +270,16 @@ def _evaluation(test: Scored, own: Scored, held: Scored, splits: Splits, classes
     labels = splits.test.labels
     if not len(labels):
         test, labels = own, splits.own.labels
-    correct = test.predicted == labels
+    if labels.is_floating_point():
+        accuracy = r_squared(test.predicted, labels) or 0.0
+        by_class: list[float | None] = [accuracy]
+    else:
+        correct = test.predicted == labels
+        accuracy, by_class = float(correct.double().mean()), shares(correct, labels, classes)
     return Evaluation(
-        accuracy=float(correct.double().mean()),
+        accuracy=accuracy,
         loss=float(test.losses.double().mean()),
-        accuracy_by_class=shares(correct, labels, classes),
+        accuracy_by_class=by_class,
         accuracy_by_client=_by_client(own, splits.own, splits.own_sizes),
         validation_by_client=_by_client(held, splits.validation, splits.validation_sizes)
         if len(splits.validation)
@@ -277,13 +291,17 @@ def _evaluation(test: Scored, own: Scored, held: Scored, splits: Splits, classes
 
 def _by_client(scored: Scored, samples: Samples, sizes: Sequence[int]) -> list[float | None]:
     """The share of recognised samples of each client."""
+    if samples.of_numbers:
+        return r_squared_by(scored.predicted, samples.labels, list(sizes))
     device = samples.labels.device
     owners = torch.arange(len(sizes), device=device).repeat_interleave(torch.tensor(sizes, device=device))
     return shares(scored.predicted == samples.labels, owners, len(sizes))
 
 
 def largest_share(classes: Tensor) -> float | None:
-    """The share of the most frequent of some classes, ``[n]``; None where there are none."""
+    """The share of the most frequent of some classes, ``[n]``; None where there are none, and of numbers."""
+    if classes.is_floating_point():
+        return None
     return float(torch.bincount(classes).max()) / len(classes) if len(classes) else None
 
 
@@ -340,6 +358,8 @@ def in_chunks(function: Callable[[Tensor], Tensor], samples: Samples) -> Tensor:
 
 
 def mean_loss(model: nn.Module, samples: Samples) -> float:
-    """Mean cross-entropy of a model in evaluation mode on samples, at least one."""
+    """Mean cross-entropy of a model in evaluation mode on samples, at least one; of numbers the mean squared error."""
     scores = in_chunks(model, samples)  # [n, classes]
+    if samples.of_numbers:
+        return float(functional.mse_loss(scores[:, 0].double(), samples.labels.double()))
     return float(functional.cross_entropy(scores.double(), samples.labels))

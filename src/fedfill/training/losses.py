@@ -12,6 +12,13 @@ from torch.nn import functional
 from fedfill.data.samples import Batch
 
 
+def of_labels(model: nn.Module, batch: Batch) -> Tensor:
+    """What is minimised where nothing else is said, a scalar: the cross-entropy of classes, the mean squared error of numbers."""
+    if batch.labels.is_floating_point():
+        return functional.mse_loss(model(batch.inputs)[:, 0], batch.labels)
+    return cross_entropy(model, batch)
+
+
 def cross_entropy(model: nn.Module, batch: Batch) -> Tensor:
     """Mean cross-entropy of the model's class scores, a scalar."""
     return functional.cross_entropy(model(batch.inputs), batch.labels)

@@ -95,6 +95,9 @@ def tiles(part: Part) -> list[tuple[str, str, str]]:
     found = [("Everyone's test set", spread(line.values("accuracy")), _best(line))]
     if (balanced := line.mean("balanced_accuracy")) is not None and uneven(figures):
         found.append(("Balanced accuracy", percent(balanced), "each class counts the same"))
+    if (error := line.mean("rmse")) is not None:
+        found[0] = ("R², everyone's test set", *found[0][1:])
+        found.append(("RMSE", f"{error:.4g}", "root mean squared error, in the target's unit"))
     if (area := line.mean("auc")) is not None:
         found.append(("AUC", percent(area), _of_probabilities(line)))
     if (own := line.values("mean_client_accuracy")) and len(own) == len(line.known):

@@ -1,0 +1,157 @@
+"""A number is learnt: by training and from sums, with its own figures, and refused by what needs classes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from tests.helpers import refused
+
+import fedfill
+from fedfill.algorithms import known_algorithms
+from fedfill.algorithms.fedavg import FedAvg
+from fedfill.data.division import federate
+from fedfill.data.schema import from_toml
+from fedfill.runs.records import Summary
+
+TOML = """
+site = "ward"
+[target]
+column = "stay"
+kind = "number"
+low = 0
+high = 40
+[columns.age]
+kind = "integer"
+low = 0
+high = 100
+missing = false
+[columns.sex]
+kind = "category"
+values = ["f", "m"]
+missing = false
+"""
+TINY = {"rounds": 2, "local_steps": 3, "partition": "domain", "batch_size": 8}
+
+
+def stays(n: int = 300, noise: float = 1.0) -> pd.DataFrame:
+    draw = np.random.default_rng(0)
+    age, sex = draw.integers(20, 90, n), draw.choice(["f", "m"], n)
+    stay = np.clip(0.3 * age + 4 * (sex == "m") + draw.normal(0, noise, n), 0, 40)
+    return pd.DataFrame({"ward": draw.choice(["a", "b", "c"], n), "age": age, "sex": sex, "stay": stay})
+
+
+@pytest.fixture(name="options")
+def _options(tmp_path: Path) -> dict[str, Any]:
+    (tmp_path / "schema.toml").write_text(TOML)
+    return {"data": stays(), "schema_file": str(tmp_path / "schema.toml"), "out": tmp_path / "run", **TINY}
+
+
+def test_labels_by_hand_and_splits_are_even() -> None:
+    frame = stays()
+    federation = federate(frame, partition="iid", clients=3, seed=0, client_test=0.2, schema=from_toml(TOML, "x"))
+    assert (federation.classes, federation.class_names, federation.of_numbers) == (1, ("stay",), True)
+    everything = [federation.test, *(p for c in federation.clients for p in (c.train, c.test))]
+    found = sorted(torch.cat([part.labels for part in everything]).tolist())
+    assert found == pytest.approx(sorted((frame["stay"] / 20 - 1).tolist()), abs=1e-6)
+    assert federation.counts == [[len(c.train)] for c in federation.clients]
+    # of each ward a fifth of each tenth of the bounds, to the nearest
+    tenths = np.minimum(np.floor(frame["stay"] / 4), 9).astype(int)
+    wards = [np.bincount(tenths[frame["ward"] == ward], minlength=10) for ward in "abc"]
+    expected = sum(np.floor(whole * 0.2 + 0.5).astype(int) for whole in wards)
+    assert np.bincount(federation.test.strata, minlength=10).tolist() == expected.tolist()
+
+
+def test_label_skew_is_skew_of_the_bins() -> None:
+    schema = from_toml(TOML, "x")
+    spread = {}
+    for partition in ("iid", "dirichlet:0.1"):
+        federation = federate(stays(2000), partition=partition, clients=4, seed=0, schema=schema)
+        spread[partition] = np.std([float(c.train.labels.mean()) for c in federation.clients])
+    assert spread["dirichlet:0.1"] > 5 * spread["iid"]
+
+
+def test_from_sums_it_is_the_regression_of_all_records(options: dict[str, Any]) -> None:
+    result = fedfill.run("fed3r", **{**options, "model": "features"}).summary
+    assert result["r2"] > 0.9
+    assert result["accuracy"] == pytest.approx(result["r2"], abs=1e-5)
+    assert 0.5 < result["rmse"] < 2.5  # the noise has a deviation of 1
+    assert result["calibration_slope"] == pytest.approx(1, abs=0.15)
+    assert result["balanced_accuracy"] is None
+    assert "auc" not in result
+    Summary.model_validate(result)
+
+
+NAMES = sorted(name for name, kind in known_algorithms().items() if kind.numbers and name != "fed3r")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_whoever_says_so_learns_a_number(name: str, options: dict[str, Any]) -> None:
+    optimizer = {"optimizer": "sgd", "learning_rate": 0.05} if name in ("scaffold", "mofedsam") else {}
+    # its noise falls on running variances, too, and may make them negative, whatever is learnt
+    frozen = {"buffers": "frozen"} if name == "dpfedavg" else {}
+    result = fedfill.run(name, **options, **optimizer, **frozen)
+    assert np.isfinite(result.summary["rmse"])
+    assert result.summary["target"] == "number"
+    Summary.model_validate(json.loads((result.directory / "summary.json").read_text()))
+
+
+def test_it_is_learnt(options: dict[str, Any]) -> None:
+    result = fedfill.run("fedavg", **{**options, "rounds": 15, "local_steps": 20})
+    assert result.summary["r2"] > 0.7
+    assert result.curve[15] > result.curve[1]
+
+
+def test_what_needs_classes_refuses(options: dict[str, Any]) -> None:
+    for name in set(known_algorithms()) - set(NAMES) - {"fed3r"}:
+        if name in ("fedrs", "fedlc", "moon", "fedproto", "ccvr", "feddpms", "fedgauss", "softmax"):
+            with refused("algorithm"):
+                fedfill.run(name, **options)
+    for setting, value in (("local", "fedlc"), ("head", "ccvr")):
+        with refused(setting):
+            fedfill.run("fedavg", **options, **{setting: value})
+    for setting, value in (("target_epsilon", 3), ("ridge_lambda", "loo"), ("column_norm", True), ("scale", 2)):
+        with refused(setting):
+            fedfill.run("fed3r", **{**options, "model": "features"}, **{setting: value})
+    with refused("labelled_per_client"):
+        fedfill.run("fedavg", **options, labelled_per_client=5)
+    with refused("engine"):
+        fedfill.run("fedavg", **options, engine="flower")
+    assert not options["out"].exists()
+
+
+def test_a_subclass_says_it_anew() -> None:
+    class NeedsClasses(FedAvg):
+        name = "needs-classes-still"
+
+    assert FedAvg.numbers
+    assert not NeedsClasses.numbers
+
+
+@pytest.mark.parametrize("stay", [-1.0, 41.0, None, "long"])
+def test_a_number_beyond_its_bounds_is_a_sentence(stay: Any, options: dict[str, Any]) -> None:
+    frame = stays().astype({"stay": object})
+    frame.loc[3, "stay"] = stay
+    frame["stay"] = frame["stay"].astype(str) if isinstance(stay, str) else frame["stay"].astype(float)
+    with refused("data"):
+        fedfill.run("fedavg", **{**options, "data": frame})
+
+
+def test_a_comparison_says_what_it_shows(options: dict[str, Any], tmp_path: Path) -> None:
+    own = {**options, "out": tmp_path / "compare", "rounds": 1}
+    found = fedfill.compare(["fedavg", "local"], seeds=[0], **own)
+    header = (found.directory / "table.md").read_text()
+    assert "R²" in header
+    assert "RMSE" in header
+    assert "| accuracy" not in header
+
+
+def test_a_model_of_numbers_is_not_exported(options: dict[str, Any], tmp_path: Path) -> None:
+    result = fedfill.run("fedavg", **options)
+    with refused("export"):
+        fedfill.export(result, tmp_path / "model")

@@ -1,0 +1,56 @@
+"""Ridge regression of a number from sums: scikit-learn's on the records, whoever holds them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from sklearn.linear_model import Ridge
+
+from fedfill.statistics.number_ridge import Centred, number_moments
+from fedfill.statistics.ridge import choose_lambda
+from fedfill.tree import Weights
+
+
+def summed(z: torch.Tensor, y: torch.Tensor, parts: int = 1) -> Weights:
+    statistic = number_moments(z.shape[1], float("inf"))
+    total = {name: torch.zeros(block.shape, dtype=torch.float64) for name, block in statistic.blocks.items()}
+    for one, own in zip(z.chunk(parts), y.chunk(parts), strict=True):
+        statistic.add(total, one, own)
+    return total
+
+
+@pytest.fixture(name="records")
+def _records() -> tuple[torch.Tensor, torch.Tensor]:
+    z = torch.randn(60, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64) + 3
+    y = z @ torch.tensor([0.1, -0.2, 0.0, 0.05], dtype=torch.float64) + 0.4
+    return z, (y + 0.05 * torch.randn(60, generator=torch.Generator().manual_seed(1), dtype=torch.float64)).float()
+
+
+@pytest.mark.parametrize("lam", [0.01, 1.0, 50.0])
+def test_it_is_the_regression_of_all_records(records: tuple[torch.Tensor, torch.Tensor], lam: float) -> None:
+    z, y = records
+    expected = Ridge(alpha=lam).fit(z.numpy(), y.double().numpy())
+    for parts in (1, 7):
+        head = Centred.of(summed(z, y, parts)).head(lam)
+        assert head.weight[0].tolist() == pytest.approx(expected.coef_.tolist(), abs=1e-9)
+        assert float(head.bias[0]) == pytest.approx(float(expected.intercept_), abs=1e-9)
+
+
+def test_the_rule_counts_the_residuals_of_the_centred_numbers(records: tuple[torch.Tensor, torch.Tensor]) -> None:
+    z, y = records
+    centred = Centred.of(summed(z, y))
+    lam = 3.0
+    head = centred.head(lam)
+    residuals = y.double() - head.scores(z)[:, 0]
+    zc = z - z.mean(0)
+    df = float(torch.trace(zc @ torch.linalg.inv(zc.T @ zc + lam * torch.eye(4, dtype=torch.float64)) @ zc.T))
+    n = len(y) - 1
+    gcv = n * float(residuals.square().sum()) / (n - df) ** 2 * centred.scale**2
+    assert centred.spectrum.gcv(lam, centred.degrees) == pytest.approx(gcv)
+    assert choose_lambda(centred.spectrum, centred.degrees).lam < 3
+
+
+def test_numbers_that_do_not_vary() -> None:
+    z = torch.randn(8, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    head = Centred.of(summed(z, torch.full((8,), 0.25))).head(1.0)
+    assert (head.weight.tolist(), head.bias.tolist()) == ([[0.0, 0.0]], [0.25])
