@@ -6,6 +6,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from bench.same_bits import GIVEN, table
 from tests.helpers import refused
 from tests.studies.audits import audited, audited_sums, client
 from torch import nn
@@ -150,6 +151,26 @@ def test_sums_of_an_algorithm_by_its_own_handler():
     assert by["removed"].ledger_epsilon == pytest.approx(8.0, rel=0.01)
     assert all(one.verdict.startswith("PASS") for one in found.findings)
     assert by["removed"].found_epsilon > 0.5 * 8
+
+
+def on_a_table(**more):
+    return fedfill.audit(
+        "mst", data=table(), schema_file=GIVEN["its schema"](), clients=3, partition="iid", client_test=0.0,
+        target_epsilon=8.0, repeats=300, **more,
+    )  # fmt: skip
+
+
+def test_counts_of_a_table():
+    found = on_a_table(structure="augmented")
+    by = {one.neighbours.split()[-1]: one for one in found.findings}
+    assert by["removed"].ledger_epsilon == pytest.approx(8.0, rel=1e-6)
+    assert all(one.verdict.startswith("PASS") for one in found.findings)
+    assert by["removed"].found_epsilon > 0.7 * 8
+
+
+def test_what_a_server_asks_for_by_its_noise_is_refused():
+    with refused("audit", "mst", "trust=site"):
+        on_a_table(structure="tree", trust="server")
 
 
 @pytest.mark.parametrize("planted", [False, True])

@@ -130,7 +130,9 @@ def releases_attacked(prepared: Prepared, transcript: Transcript, client: int, b
     ):
         return []
     federation = prepared.federation
-    replayer = Replayer(prepared.algorithm, prepared.model, prepared.initial, federation.classes)
+    replayer = Replayer(
+        prepared.algorithm, prepared.model, prepared.initial, federation.classes, schema=federation.schema
+    )
     whole = federation.clients[client].train
     data = whole[_some(whole, RECORDS)]
     clients = len(federation.clients)

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from fedfill import tree
 from fedfill.data.samples import Samples
+from fedfill.data.schema import Schema
 from fedfill.errors import FedfillError
 from fedfill.privacy.bounds import Floats
 from fedfill.privacy.releases import Release
@@ -85,11 +86,14 @@ class Replayer:
         initial: The experiment's initial weights.
         classes: Of the task.
         hidden: Whether the server gets no single reply, but sums.
+        schema: What was agreed on about the table of whose rows the data are; None: nothing was.
     """
 
-    def __init__(self, program: Any, model: nn.Module, initial: Weights, classes: int, *, hidden: bool = True) -> None:
+    def __init__(
+        self, program: Any, model: nn.Module, initial: Weights, classes: int, *, hidden: bool = True, schema: Schema | None = None
+    ) -> None:  # fmt: skip
         self._program, self._model, self._initial, self._classes = program, model, initial, classes
-        self._hidden = hidden
+        self._hidden, self._schema = hidden, schema
 
     def answer(self, call: Call, data: Samples, seed: int) -> tuple[Message, dict[str, Release]]:
         """A reply and what is declared of it, by field."""
@@ -104,7 +108,7 @@ class Replayer:
         client = Client(
             id=call.client, round=call.t, data=data, classes=self._classes,
             state=State(tree.copy(call.state or self._program.client_state())), initial=self._initial, seed=seed,
-            resident=resident, fit=fit, hidden=HIDDEN if self._hidden else "",
+            resident=resident, fit=fit, hidden=HIDDEN if self._hidden else "", schema=self._schema,
         )  # fmt: skip
         reply = getattr(self._program, call.handler)(client, call.message)
         return reply, dict(releases_of(reply, client.releases))
