@@ -150,3 +150,42 @@ def test_what_it_refuses(more: dict[str, Any], setting: str, facts: list[Any], t
     with refused(setting, *facts):
         run(tmp_path / "run", **more)
     assert not (tmp_path / "run").exists()
+
+
+def test_a_table_is_written_by_the_schema(tmp_path: Path) -> None:
+    """In the shares of the classes, with its guarantee, and the same again."""
+    import pyarrow.parquet as pq
+
+    result = run(
+        tmp_path / "run",
+        target_epsilon=5.0,
+        structure="augmented",
+        partition="dirichlet:0.5",
+        data=written(tmp_path),
+    )
+    made = fedfill.synthesise(result, out=tmp_path / "made.parquet")
+    found = pq.read_table(made.path)
+    assert found.column_names == list(schema().names)
+    assert len(found) == len(made.samples) == result.rounds[0]["rows"]
+    codes = schema().codes(found, "made")
+    assert np.array_equal(codes, schema().codes_of(made.samples.inputs, made.samples.labels))
+    origin = json.loads(found.schema.metadata[b"fedfill"])
+    assert origin["epsilon_added"] == pytest.approx(5.0, rel=1e-6)
+    assert found.schema.metadata[b"schema"].decode() == schema().toml()
+    before = made.path.read_bytes()
+    assert fedfill.synthesise(result, out=made.path).path.read_bytes() == before
+    each = fedfill.synthesise(result, out=tmp_path / "each.parquet", per_class=30)
+    assert each.samples.counts(2) == [30, 30]
+
+
+def test_a_run_without_a_schema_makes_no_table(tmp_path: Path) -> None:
+    result = fedfill.run(
+        "fedgauss", clients=2, images_per_class=20, classifier_epochs=1, data_fraction=0.2, out=tmp_path / "run"
+    )
+    with refused("out", "made.parquet", ".safetensors"):
+        fedfill.synthesise(result, out=tmp_path / "made.parquet")
+
+
+def written(folder: Path) -> str:
+    table().to_csv(folder / "people.csv", index=False)
+    return str(folder / "people.csv")

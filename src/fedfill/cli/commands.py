@@ -191,8 +191,18 @@ def synthesise(
     directory: Annotated[
         Path, typer.Argument(metavar="RUN", help="Directory of a finished run that makes synthetic samples.")
     ],
-    out: Annotated[Path, typer.Option(help="The file, which ends in .safetensors; a picture is written beside it.")],
-    per_class: Annotated[int, typer.Option(help="Samples of each class. [default: 500]", show_default=False)] = 500,
+    out: Annotated[
+        Path,
+        typer.Option(
+            help="The file, which ends in .safetensors, with a picture beside it; or, of a run on a table with a schema, in .parquet."
+        ),
+    ],
+    per_class: Annotated[
+        int | None,
+        typer.Option(
+            help="Samples of each class. [default: 500; of a .parquet file as many as there are]", show_default=False
+        ),
+    ] = None,
     against: Annotated[
         str | None,
         typer.Option(help="A data set, by its name or its folder, whose nearest images the picture shows below."),

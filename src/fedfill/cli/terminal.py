@@ -214,7 +214,8 @@ def print_synthesised(made: Synthesised) -> None:
     few = [
         f"{name} {count:,}" for name, count in zip(origin.class_names, counts, strict=True) if count < origin.per_class
     ]
-    paragraph(f"{sum(counts):,} synthetic samples ({origin.words}), {origin.per_class:,} of each class asked for.")
+    asked = f"{origin.per_class:,} of each class asked for" if origin.per_class else "in the classes' own shares"
+    paragraph(f"{sum(counts):,} synthetic samples ({origin.words}), {asked}.")
     if few:
         paragraph(f"Fewer of {', '.join(few[:MOST_ROWS])}{', ...' if len(few) > MOST_ROWS else ''}.")
     paragraph(f"Privacy: {origin.guarantee}.")

@@ -1,27 +1,35 @@
-"""Synthetic samples of a finished run as a file: to train on, to add to clients' data, to measure, to look at."""
+"""Synthetic samples of a finished run as a file: to train on, to add to clients' data, to measure, to look at; a table as a table."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import io
+import json
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from fedfill import __version__
 from fedfill.data import sources, synthetic
 from fedfill.data.dataset import Source
 from fedfill.data.samples import Samples
+from fedfill.data.schema import Schema
 from fedfill.data.synthetic import Origin, Synthetic
 from fedfill.engines.local import choose_device
 from fedfill.errors import A_RUN, FedfillError, Kept, path_of
 from fedfill.experiment.prepare import Prepared
 from fedfill.experiment.summary import Result
 from fedfill.runs.directory import RunDirectory, write_atomically, writing
+from fedfill.streams import derive
 from fedfill.studies.finished import account_of, finished, made_by, require_maker
 from fedfill.synthesis.measures import nearest
 
 SHOWN = 10
 """Samples of each class in the picture."""
+EACH = 500
+"""Samples of each class that are made."""
+PARQUET = ".parquet"
 
 
 @dataclass(frozen=True)
@@ -46,7 +54,7 @@ class Synthesised:
 
 
 def synthesise(
-    directory: str | Path | Kept, *, out: str | Path, per_class: int = 500, against: str | Path | None = None,
+    directory: str | Path | Kept, *, out: str | Path, per_class: int | None = None, against: str | Path | None = None,
     data_dir: str | Path | None = None, device: str | None = None,
 ) -> Synthesised:  # fmt: skip
     """Let a finished run make synthetic samples, and write them as a file with a picture.
@@ -57,8 +65,10 @@ def synthesise(
 
     Args:
         directory: The run directory, or what `fedfill.run` returned.
-        out: The file, which ends in ``.safetensors``; the picture has its name with ``.png``.
-        per_class: So many of each class, at least 1; fewer where the algorithm has a fixed set.
+        out: The file, which ends in ``.safetensors``; the picture has its name with ``.png``. Of a run on a table with a schema also
+            a file that ends in ``.parquet``: a table with the schema's columns, values drawn within their cells.
+        per_class: So many of each class, at least 1; fewer where the algorithm has a fixed set. None: 500, and of a ``.parquet`` file as
+            many rows, in the shares, as the algorithm makes.
         against: A data set, by its name or its folder, whose nearest image the picture shows below each synthetic one: a public
             one, or one's own.
         data_dir: Another folder with the same data, and with those of `against`.
@@ -72,22 +82,32 @@ def synthesise(
             there with other content.
     """
     path = path_of("out", out, f"a file that ends in {synthetic.SUFFIX}")
-    if not synthetic.is_file(path.name):
-        raise FedfillError(f"out: found {path}; allowed: a file that ends in {synthetic.SUFFIX}")
-    if type(per_class) is not int or per_class < 1:
+    as_table = path.suffix.lower() == PARQUET
+    if not (as_table or synthetic.is_file(path.name)):
+        raise FedfillError(f"out: found {path}; allowed: a file that ends in {synthetic.SUFFIX} or {PARQUET}")
+    if per_class is None and not as_table:
+        per_class = EACH
+    if per_class is not None and (type(per_class) is not int or per_class < 1):
         raise FedfillError(f"per_class: found {per_class!r}; allowed: a whole number of at least 1")
     place = RunDirectory(path_of("directory", directory, A_RUN))
     require_maker(place, "synthesise")
     run, result = finished(place, "synthesise", data_dir, device)
-    images = _are_images(run.federation.sample)
+    schema, images = run.federation.schema, _are_images(run.federation.sample)
+    if as_table and schema is None:
+        raise FedfillError(
+            f"out: found {path} of a run without a schema of a table; allowed: a file that ends in {synthetic.SUFFIX}"
+        )
     if against is not None and not images:
         raise FedfillError(
             f"against: found {against} with inputs of shape {list(run.federation.shape)}, which have no picture; allowed: none"
         )
     beside = None if against is None else _reference(against, data_dir, run)
     samples = made_by(run, place, "synthesise", choose_device(run.experiment.device), per_class).to("cpu")
-    origin = _origin(run, result, per_class)
-    data = synthetic.to_bytes(Synthetic(samples, origin))
+    origin = _origin(run, result, per_class or 0)
+    if as_table and schema is not None:
+        data = _parquet(schema, samples, origin)
+    else:
+        data = synthetic.to_bytes(Synthetic(samples, origin))
     with writing(path):
         if path.exists() and path.read_bytes() != data:
             raise FedfillError(f"out: {path} is there and holds something else; choose another name or remove it")
@@ -120,6 +140,18 @@ def _origin(run: Prepared, result: Result, per_class: int) -> Origin:
         delta=account["delta"],
         privacy=account["statement"],
     )
+
+
+def _parquet(schema: Schema, samples: Samples, origin: Origin) -> bytes:
+    """A table by the schema, with how it was made in its metadata."""
+    import pyarrow.parquet as pq
+
+    draw = np.random.default_rng(derive(origin.seed, "synthesise", "values"))
+    table = schema.frame(schema.codes_of(samples.inputs, samples.labels), draw)
+    told = {synthetic.KEY: json.dumps(asdict(origin), sort_keys=True, allow_nan=False), "schema": schema.toml()}
+    file = io.BytesIO()
+    pq.write_table(table.replace_schema_metadata(told), file, compression="zstd")
+    return file.getvalue()
 
 
 def _are_images(samples: Samples) -> bool:
