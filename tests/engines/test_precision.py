@@ -65,7 +65,7 @@ def test_a_worker_of_a_cluster_looks_at_its_own_processor(joined: bool, monkeypa
     monkeypatch.setattr(precision, "slowdown", lambda: 7.0)
     actor = Actor([])
     setup = Setup(
-        program=FedAvg(), template=NET, kinds={}, initial=pack(weights_of(NET)), classes=CLASSES, clients=4, seed=0,
+        program=FedAvg(), template=NET, kinds={}, initial=pack(weights_of(NET)), classes=CLASSES, schema=None, clients=4, seed=0,
         device="cpu", timeout=None, precision="bfloat16", joined=joined,
     )  # fmt: skip
     if not joined:  # the driver of this machine did
