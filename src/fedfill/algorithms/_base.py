@@ -16,8 +16,10 @@ from torch import Tensor, nn
 
 from fedfill import own_parts
 from fedfill.data.samples import Batch, Samples
+from fedfill.data.schema import Schema
 from fedfill.errors import FedfillError, did_you_mean
 from fedfill.protocol.server import Server
+from fedfill.runs.curves import Findings
 from fedfill.training.augmentation import Augmentation, require
 from fedfill.training.fit import Buffers, Context, LocalTraining
 from fedfill.training.losses import of_labels
@@ -215,6 +217,20 @@ class Algorithm(BaseModel):
             t: The round, from 0.
         """
         raise NotImplementedError
+
+    def check_schema(self, schema: Schema | None) -> None:
+        """Refuse data that the algorithm can't learn from, before anything is written.
+
+        Args:
+            schema: What was agreed on about the table; None: nothing was, or the data are none.
+
+        Raises:
+            FedfillError: In a sentence that begins with the setting.
+        """
+
+    def findings(self, server: Server) -> Findings | None:
+        """What a finished run has found beside a model: figures for its summary, and survival curves; None where it is nothing."""
+        return None
 
     def conclude(self, server: Server, t: int) -> None:
         """What follows a round, whatever the algorithm: a head that is fitted anew, say."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from datetime import date
 from typing import Any, Literal, Self
 
@@ -145,6 +147,24 @@ class Column(BaseModel):
         span = high - low + 1 if self.whole else high - low
         cells = np.floor((np.nan_to_num(numbers, nan=low) - low) * (self.cells / span)).astype(np.int64)
         return np.where(np.isnan(numbers), self.cells, np.clip(cells, 0, self.cells - 1))
+
+    def labels(self) -> list[str]:
+        """What the cells are called, for people: a word, or from where to where; then `OTHER` and `MISSING` where they have a cell."""
+        if self.kind in ("category", "ordered"):
+            own = [*self.values, *([OTHER] if self.kind == "category" else [])]
+        else:
+            low, high = self.bounds
+            # the first number of each cell, and of what would follow
+            span = high - low + 1 if self.whole else high - low
+            ends = [low + k * span / self.cells for k in range(self.cells + 1)]
+            if self.whole:
+                ends = [math.ceil(end - 1e-9) for end in ends]
+            pairs = [(a, b - 1 if self.whole else b) for a, b in itertools.pairwise(ends)]
+            own = [
+                _number_word(a, self.kind) if a == b else " to ".join(_number_word(x, self.kind) for x in (a, b))
+                for a, b in pairs
+            ]
+        return [*own, *([MISSING] if self.missing else [])]
 
     def drawn(self, codes: Codes, generator: np.random.Generator) -> list[Any]:
         """A value for each cell, uniform within it: a word, a number or a date; None for an empty one.
@@ -327,6 +347,10 @@ def empty_cell(cell: Any) -> bool:
 def as_word(cell: Any) -> str:
     """A cell as a word; a number that is whole has no point, as CSV and Parquet may differ in that."""
     return str(int(cell)) if isinstance(cell, float) and cell.is_integer() else str(cell)
+
+
+def _number_word(value: float, kind: Kind) -> str:
+    return date.fromordinal(int(value)).isoformat() if kind == "date" else f"{value:.6g}"
 
 
 def _number(cell: Any) -> float | None:

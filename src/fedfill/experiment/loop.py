@@ -28,6 +28,7 @@ from fedfill.privacy.ledger import Ledger
 from fedfill.protocol.client import State
 from fedfill.protocol.engine import Engine
 from fedfill.protocol.server import Costs, Server
+from fedfill.runs.curves import Findings, write_curves
 from fedfill.runs.directory import RunDirectory, to_json, writing
 from fedfill.runs.records import Summary, require, require_rounds
 from fedfill.training.evaluation import divergence, fairness
@@ -221,10 +222,13 @@ def _loop(
         _picture(
             _images(prepared, server), federation, directory.path / "samples" / f"round-{experiment.rounds:04d}.png"
         )
+        found = _findings(algorithm, server, federation, directory)
         measured = _quality(prepared, server, engine, device)
         summary = summarise(
             prepared, server, preparation, records, seconds, engine.workers, str(device), weights, measured
         )
+        if found is not None:
+            summary["findings"] = dict(found.figures)
         directory.write("summary.json", to_json(summary))
         return Result(directory.path, summary, records, tree.to(weights, "cpu"), done)
     finally:
@@ -308,6 +312,15 @@ def _images(prepared: Prepared, server: Server, per_class: int | None = None) ->
     # also after a kill behind the last round: the images' draws are that round's
     server.begin(prepared.experiment.rounds - 1)
     return prepared.algorithm.synthetic(server, per_class)
+
+
+def _findings(algorithm: Algorithm, server: Server, federation: Federation, directory: RunDirectory) -> Findings | None:
+    """What the algorithm found beside a model, with its curves written down."""
+    found = algorithm.findings(server)
+    if found is not None and found.curves:
+        with writing(directory.path):
+            write_curves(found.curves, directory.path / "curves", f"{algorithm.name}, {federation.name}", found.level)
+    return found
 
 
 def _quality(prepared: Prepared, server: Server, engine: Engine, device: torch.device) -> dict[str, float | None]:

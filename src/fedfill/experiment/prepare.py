@@ -145,6 +145,7 @@ def prepare(
             f"schema_file: found none with {kind.name}, which counts the cells of a table; allowed: a table and its schema"
         )
     require_target(settings, federation, experiment.engine)
+    settings.check_schema(federation.schema)
     if kind.pooled:
         federation = federation.pooled()
     if experiment.extra is not None:

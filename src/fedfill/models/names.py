@@ -9,6 +9,7 @@ NAMES = {
     "cnn2fc-small": "cnn2fc at a smaller size: 16 and 32 channels, 128 hidden units",
     "digits6": "the FRAug paper's for digits: three 5x5 convolutions and two hidden layers with batch norm, a linear classifier",
     "features": "a feature map that needs no data, made from the seed, and a linear classifier, which alone is trained; model.features says which map",
+    "hazards": "Cox's model for times to an event: a linear risk and a hazard for each time of the schema's grid; nothing else to choose",
     "mlp": "two hidden layers of 128 and 64 with batch norm, and a linear classifier, for inputs of any shape: tables above all",
     "resnet18": "the SDA-FL paper's for colour images: ResNet-18 with a 3x3 convolution in front, as usual for CIFAR; stem=imagenet: FRAug's",
 }

@@ -15,6 +15,7 @@ Widths of FedDPMS's: ``paper`` follows the tables (convolution, ReLU); ``wide`` 
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Collection, Mapping
 from typing import Literal
 
@@ -26,6 +27,7 @@ from fedfill.errors import FedfillError, did_you_mean
 from fedfill.models.classifiers import Classifier, Encoder, VAEClassifier
 from fedfill.models.encoders import ENCODERS
 from fedfill.models.features import FeatureMap, default_words, uncentred
+from fedfill.models.hazards import ProportionalHazards
 from fedfill.models.layers import Dropout
 from fedfill.models.names import NAMES
 from fedfill.models.quadratic import Quadratic
@@ -65,7 +67,7 @@ class ModelSettings(BaseModel):
     """File with the weights to begin with, .safetensors or a state dict as .pt or .pth, by our names or torchvision's of its resnet18; none: from scratch."""
 
 
-OF_ONE_SHAPE = (*ENCODERS, "features")
+OF_ONE_SHAPE = (*ENCODERS, "features", "hazards")
 """Networks without a latent layer."""
 OF_THE_LATENT = ("width", "latent", "latent_activation", "dropout")
 """Settings that only networks with a latent layer have."""
@@ -217,7 +219,7 @@ def _built(
     if name == "auto":
         name, settings = choose(shape, settings, needs)
     multiple = 8 if name == "resnet18" else 4
-    if not _fits(shape, multiple) and name not in ("mlp", "features"):
+    if not _fits(shape, multiple) and name not in ("mlp", "features", "hazards"):
         raise FedfillError(
             f"model: '{name}' takes images of 1 or 3 channels with sides that are multiples of {multiple}, found shape {list(shape)}; "
             f"allowed: {'images of another size (image_size), ' if len(shape) == 3 else ''}--model mlp, or a torch.nn.Module of your own from Python"
@@ -311,11 +313,15 @@ def _of_one_shape(
         if name == "features":
             own = seed if settings.features_seed is None else derive(settings.features_seed, "initial weights")
             encoder, features = uncentred(settings.features, shape, own)
+        elif name == "hazards":
+            encoder, features = nn.Flatten(), math.prod(shape)
         else:
             encoder, features = ENCODERS[f"{name}-imagenet" if settings.stem == "imagenet" else name](shape)
         projection, size = None, settings.projection or (256 if "projection" in needs else None)
         if size:
             projection = nn.Sequential(nn.Linear(features, features), nn.ReLU(), nn.Linear(features, size))
+        if name == "hazards":
+            return Classifier(encoder, ProportionalHazards(size or features, classes), projection)
         if settings.last_layer in (None, "linear"):
             return Classifier(encoder, nn.Linear(size or features, classes), projection)
         return Classifier(encoder, Quadratic(size or features, classes, settings.last_layer == "diagonal"), projection)

@@ -26,7 +26,9 @@ from fedfill.errors import FedfillError
 from fedfill.files import SETTINGS, read_regular
 from fedfill.tree import Tree
 
-_FILES = {"experiment.toml", "deployment.toml", "rounds.jsonl", "summary.json", "partition.json", ".lock"}
+CURVES = ("curves.csv", "curves.png", "curves.svg")
+"""Of a run that found survival curves."""
+_FILES = {"experiment.toml", "deployment.toml", "rounds.jsonl", "summary.json", "partition.json", ".lock", *CURVES}
 _FOLDERS = {"checkpoint", "samples", "model", "deployment"}
 _KEY = 32
 """Bytes of a key for noise."""

@@ -1,0 +1,98 @@
+"""What methods for times to an event share: the grid, the network that holds their result, and curves for people."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from fedfill.data.schema import Schema
+from fedfill.errors import FedfillError
+from fedfill.models.hazards import ProportionalHazards
+from fedfill.runs.curves import StepCurve
+from fedfill.statistics.survival import Curve, at_risk, split
+from fedfill.tree import Weights
+
+LEAST, MOST = 1e-9, 1 - 1e-6
+"""Between which probabilities the network's hazards are."""
+
+
+def grid_of(schema: Schema | None, algorithm: str) -> tuple[float, ...]:
+    """The public times at which anything is told.
+
+    Args:
+        schema: Of the table.
+        algorithm: For the error's sentence.
+
+    Returns:
+        G times.
+
+    Raises:
+        FedfillError: Where no target of times was agreed on.
+    """
+    if schema is None or schema.target.kind != "survival":
+        found = "none" if schema is None else f"one whose target is of the kind '{schema.target.kind}'"
+        raise FedfillError(
+            f"schema_file: found {found} with {algorithm}, which learns times to an event; allowed: a schema with a target of the kind "
+            "'survival', with the columns of the time and the event and a public grid of times"
+        )
+    return schema.target.grid
+
+
+def require_hazards(model: nn.Module, algorithm: str) -> None:
+    """Refuse another network than the one that holds hazards."""
+    if not isinstance(getattr(model, "classifier", None), ProportionalHazards):
+        raise FedfillError(f"model: found a {type(model).__name__} of its own kind with {algorithm}; allowed: hazards")
+
+
+def holding(weights: Weights, hazard: Tensor, leaving: Tensor, beta: Tensor | None = None) -> Weights:
+    """The network's weights with a result in them.
+
+    Args:
+        weights: Of a `ProportionalHazards` as the classifier.
+        hazard: h_k of a row whose inputs are 0, ``[G]``, 0 or more.
+        leaving: Probability of leaving after each grid time but the last, ``[G]``, 0..1.
+        beta: For each input, ``[p]``; None: all 0.
+
+    Returns:
+        All of them, in their own types.
+    """
+    risk = weights["classifier.risk.weight"]
+    odds = leaving.clamp(LEAST, MOST).logit()
+    found = {
+        "classifier.risk.weight": torch.zeros_like(risk) if beta is None else beta.to(risk).reshape(risk.shape),
+        "classifier.log_hazard": hazard.clamp(min=LEAST).log(),
+        "classifier.leaving": odds,
+    }
+    return {**weights, **{name: x.to(weights[name]) for name, x in found.items()}}
+
+
+def left_shares(counts: Tensor) -> Tensor:
+    """Of those who had no event by each grid time but the last, and of all at the start, the share that left before the next, ``[G]``."""
+    events, censored = split(counts.double())
+    n = torch.cat([counts.double().sum()[None], at_risk(counts.double())[:-1] - events[:-1]])
+    return torch.where(n > 0, censored[:-1] / n.clamp(min=1e-9), 0.0).clamp(0, 1)
+
+
+def cumulative(curve: Curve) -> Tensor:
+    """The hazard at each grid time by which a row's S is the curve's: -log(1 - d_k / n_k), ``[G]``."""
+    share = torch.where(curve.at_risk > 0, curve.events / curve.at_risk.clamp(min=1e-9), 0.0)
+    return -torch.log1p(-share.clamp(0, MOST))
+
+
+def drawn(label: str, curve: Curve, grid: tuple[float, ...], level: float) -> StepCurve:
+    """A curve for people."""
+    low, high = curve.band(level)
+    return StepCurve(
+        label, grid, curve.survival.tolist(), curve.se.tolist(), low.tolist(), high.tolist(), curve.at_risk.tolist(),
+        curve.events.tolist(),
+    )  # fmt: skip
+
+
+def median(curve: Curve, grid: tuple[float, ...], level: float) -> dict[str, float | None]:
+    """The first grid time by which half have had the event, with limits by the band (Brookmeyer and Crowley 1982); None: it is later."""
+
+    def first(values: Tensor) -> float | None:
+        return next((time for time, s in zip(grid, values.tolist(), strict=True) if s <= 0.5 + 1e-12), None)
+
+    low, high = curve.band(level)
+    return {"median": first(curve.survival), "median_low": first(low), "median_high": first(high)}

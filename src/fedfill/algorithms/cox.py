@@ -1,0 +1,346 @@
+"""Cox regression over all sites, from sums over risk sets or, stratified by site, from each site's own score.
+
+Cox 1972; Breslow 1974. See ``docs/algorithms/cox.md``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from statistics import NormalDist
+from typing import Any, ClassVar, Literal, Self
+
+import torch
+from pydantic import Field
+from scipy.special import ndtr
+from torch import Tensor, nn
+
+from fedfill.algorithms import Algorithm
+from fedfill.algorithms._survival import drawn, grid_of, holding, left_shares, require_hazards
+from fedfill.data.schema import Schema
+from fedfill.errors import FedfillError
+from fedfill.privacy.packed import pack, unpack
+from fedfill.privacy.releases import Release, unbounded
+from fedfill.protocol.client import BoundHandler, Client, client_handler
+from fedfill.protocol.messages import Message
+from fedfill.protocol.server import Server
+from fedfill.runs.curves import Findings, StepCurve
+from fedfill.statistics.cox import (
+    CoxFit,
+    RiskSums,
+    Score,
+    breslow,
+    hazard_ratio,
+    newton,
+    risk_sums,
+    score,
+    score_of,
+    times_at_risk,
+)
+from fedfill.statistics.survival import Pairs, concordance, concordance_of_counts, kaplan_meier
+from fedfill.tree import Tree, Weights
+
+RANGES = 100
+"""Of risk, of one width, by which rows are counted."""
+NO_EPSILON = (
+    "Cox regression sends sums without a bound for one row, so that there is no epsilon: whoever sees a site's own sums can tell rows "
+    "that leave alone between two times of the grid. For a guarantee fit it on a synthetic table (mst), or train the network hazards "
+    "with dpfedavg."
+)
+
+
+@dataclass(frozen=True)
+class AskAt(Message):
+    """Server to client: the request for sums at some coefficients.
+
+    Attributes:
+        beta: ``[p]`` float64, of the inputs that are used.
+    """
+
+    beta: Tensor
+
+
+@dataclass(frozen=True)
+class CoxSums(Message):
+    """Client to server: sums over its rows, or over its risk sets.
+
+    Attributes:
+        sums: By name, float64.
+    """
+
+    declared: ClassVar[dict[str, Release]] = {
+        "sums": unbounded("sums of a Cox regression, sent as they are; nothing bounds what one row adds")
+    }
+
+    sums: Weights
+
+
+@dataclass(frozen=True)
+class Input:
+    """An input that has a coefficient.
+
+    Attributes:
+        place: Among the network's inputs.
+        name: For people.
+        unit: What one of the column's own units is on the input's scale.
+        low: The least it can be.
+        high: The most.
+    """
+
+    place: int
+    name: str
+    unit: float
+    low: float
+    high: float
+
+
+class Cox(Algorithm):
+    """Cox's proportional hazards, equal to the regression on all rows together, in a few small exchanges.
+
+    Use it to see which columns go with an earlier event, and by how much. It has no epsilon.
+    """
+
+    name = "cox"
+    network = "hazards"
+    single_round = True
+
+    strata: Literal["none", "site"] = "none"
+    """Whether each site has a baseline hazard of its own, and sends no sums over risk sets (site)."""
+    fewest: int = Field(default=5, ge=1)
+    """Rows at risk that a site must have at each time of the grid, or nothing is sent."""
+    most_steps: int = Field(default=25, ge=1, le=1000)
+    """Coefficients that are tried at the most."""
+    level: float = Field(default=0.95, gt=0, lt=1)
+    """Confidence of limits and bands."""
+
+    def check_schema(self, schema: Schema | None) -> None:
+        """Refuse data without times."""
+        grid_of(schema, self.name)
+
+    def resolved(self, *, rounds: int, model: nn.Module, inputs: Tensor) -> Self:
+        """Refuse another network."""
+        require_hazards(model, self.name)
+        return super().resolved(rounds=rounds, model=model, inputs=inputs)
+
+    def server_state(self, initial: Weights) -> dict[str, Tree]:
+        """The network, the fit, counts by cell and by range of risk, hazards of the model and pairs of rows within sites."""
+        return {
+            **super().server_state(initial),
+            "fit": None,
+            "counts": None,
+            "by_risk": None,
+            "hazard": None,
+            "pairs": None,
+        }
+
+    def round(self, server: Server, t: int) -> None:
+        """Newton's steps until nothing changes, then how well the risks rank."""
+        schema = _agreed(server.schema)
+        inputs, size = design(schema), len(schema.target.grid)
+        p, state, latest = len(inputs), server.state, dict[str, Any]()
+        server.warn(NO_EPSILON)
+        if self.strata == "site":
+            shapes = {"log_likelihood": (1,), "gradient": (p,), "information": (p * (p + 1) // 2,)}
+
+            def at(beta: Tensor) -> Score:
+                found = self.total(server, self.scores, AskAt(beta), shapes)
+                return Score(float(found["log_likelihood"]), found["gradient"], unpack(found["information"]))
+        else:
+            first = self.total(server, self.counts, AskAt(torch.zeros(p)), {"cells": (2 * size + 1,), "events": (p,)})
+            state.counts, events = first["cells"], first["cells"][:size]
+
+            def at(beta: Tensor) -> Score:
+                latest["beta"], latest["sums"] = beta, self.risk_sets(server, beta, size)
+                return score(latest["sums"], events, first["events"], beta)
+
+        fit = newton(at, p, self.most_steps)
+        if not fit.converged:
+            server.warn(
+                f"most_steps: after {fit.asked} the likelihood still grows; where one column tells the event from none it does so for ever."
+            )
+        state.fit = {name: x if isinstance(x, Tensor) else float(x) for name, x in vars(fit).items()}
+        hazard, left = (
+            torch.exp(server.initial["classifier.log_hazard"]).double().cpu(),
+            torch.full((size,), 1 / (size + 1)),
+        )
+        if self.strata == "none":
+            # the last beta that was tried is where the steps ended, but where they were cut short
+            last = latest["sums"] if torch.equal(latest["beta"], fit.beta) else self.risk_sets(server, fit.beta, size)
+            hazard, left = breslow(last, events), left_shares(state.counts)
+            state.hazard = hazard
+            shape = {"pairs": (3,), "by_risk": (RANGES, 2 * size + 1)}
+            found = self.total(server, self.ranks, AskAt(fit.beta), shape)
+            state.by_risk = found["by_risk"]
+        else:
+            found = self.total(server, self.pairs_within, AskAt(fit.beta), {"pairs": (3,)})
+        state.pairs = found["pairs"]
+        beta = torch.zeros(server.initial["classifier.risk.weight"].numel(), dtype=torch.float64)
+        beta[[one.place for one in inputs]] = fit.beta
+        state.weights = holding(server.initial, hazard.to(beta), left.to(beta), beta)
+
+    def risk_sets(self, server: Server, beta: Tensor, size: int) -> RiskSums:
+        """The sums over risk sets, of all sites."""
+        p = len(beta)
+        shapes = {"s0": (size,), "s1": (size, p), "s2": (size, p * (p + 1) // 2)}
+        return RiskSums(**self.total(server, self.risks, AskAt(beta), shapes))
+
+    def total(
+        self, server: Server, handler: BoundHandler, message: AskAt, shapes: Mapping[str, tuple[int, ...]]
+    ) -> Weights:
+        """What all sites' sums come to; they must be those of the same sites each time."""
+        template = {name: torch.empty(shape, dtype=torch.float64, device="meta") for name, shape in shapes.items()}
+        replies, sums = server.sum(range(server.clients), handler, message, of={"sums": template})
+        if len(replies) < server.clients:
+            missing = [i for i in range(server.clients) if i not in replies]
+            raise FedfillError(
+                f"cox: {len(missing)} of {server.clients} sites did not answer (the first is {missing[0]}), and the steps need the sums of the "
+                "same rows each time; 'fedfill resume' asks again"
+            )
+        return {name: x.cpu() for name, x in sums["sums"].items()}
+
+    # What a site answers
+
+    def rows(self, client: Client) -> tuple[Tensor, Tensor, int]:
+        """Covariates ``[n, p]``, cells ``[n]`` and G, where enough are at risk at each time of the grid."""
+        schema = _agreed(client.schema)
+        places, grid = [one.place for one in design(schema)], schema.target.grid
+        cells = client.data.labels.cpu()
+        last = times_at_risk(cells, len(grid))
+        n = (last[None, :] > torch.arange(len(grid))[:, None]).sum(1)
+        if self.strata == "none" and bool((n < self.fewest).any()):
+            enough = int((n >= self.fewest).sum())
+            until = f"a grid that ends at {grid[enough - 1]:g}" if enough else "no grid of this schema"
+            raise FedfillError(
+                f"fewest: client {client.id} has {int(n[enough])} rows at risk at {grid[enough]:g}; allowed: {self.fewest} or more, which "
+                f"is {until}, or strata=site, which sends no sums over those at risk, or a smaller number"
+            )
+        return client.data.inputs.flatten(1).cpu().double()[:, places], cells, len(grid)
+
+    @client_handler
+    def counts(self, client: Client, message: AskAt) -> CoxSums:
+        """Rows by cell, and the sum of the covariates of those with an event."""
+        x, cells, size = self.rows(client)
+        counts = torch.bincount(cells, minlength=2 * size + 1).double()
+        return CoxSums({"cells": counts, "events": x[cells < size].sum(0)})
+
+    @client_handler
+    def risks(self, client: Client, message: AskAt) -> CoxSums:
+        """Sums over the risk set at each time of the grid."""
+        return CoxSums(dict(vars(risk_sums(*self.rows(client), message.beta.cpu()))))
+
+    @client_handler
+    def scores(self, client: Client, message: AskAt) -> CoxSums:
+        """The site's own likelihood, gradient and information."""
+        own = score_of(*self.rows(client), message.beta.cpu())
+        sums = {"gradient": own.gradient, "information": pack(own.information)}
+        return CoxSums({"log_likelihood": torch.tensor([own.log_likelihood], dtype=torch.float64), **sums})
+
+    @client_handler
+    def pairs_within(self, client: Client, message: AskAt) -> CoxSums:
+        """Pairs of the site's own rows, and how many of them the risks rank rightly."""
+        return CoxSums({"pairs": self.own_pairs(client, message)[0]})
+
+    @client_handler
+    def ranks(self, client: Client, message: AskAt) -> CoxSums:
+        """The same, and rows by range of risk and cell."""
+        pairs, risk, cells = self.own_pairs(client, message)
+        low, high = span(design(_agreed(client.schema)), message.beta.cpu())
+        place = ((risk - low) / max(high - low, 1e-12) * RANGES).long().clamp(0, RANGES - 1)
+        width = len(_agreed(client.schema).target.classes)
+        by_risk = torch.bincount(place * width + cells, minlength=RANGES * width).reshape(RANGES, width)
+        return CoxSums({"pairs": pairs, "by_risk": by_risk.double()})
+
+    def own_pairs(self, client: Client, message: AskAt) -> tuple[Tensor, Tensor, Tensor]:
+        """Counts of pairs ``[3]``, risks and cells ``[n]``."""
+        x, cells, size = self.rows(client)
+        risk = x @ message.beta.cpu()
+        pairs = concordance(risk, cells, size)
+        return torch.tensor([pairs.right, pairs.tied, pairs.comparable], dtype=torch.float64), risk, cells
+
+    # What is told
+
+    def findings(self, server: Server) -> Findings:
+        """Coefficients with limits, how well they rank, and curves of thirds by risk beside the model's."""
+        state, schema = server.state, _agreed(server.schema)
+        fit = CoxFit(**dict(state.fit))
+        z = NormalDist().inv_cdf((1 + self.level) / 2)
+        rows = [self.row(one, fit, k, z) for k, one in enumerate(design(schema))]
+        within = Pairs(*state.pairs.tolist())
+        figures: dict[str, Any] = {
+            "coefficients": rows,
+            "log_likelihood": fit.log_likelihood,
+            "null_log_likelihood": fit.null_log_likelihood,
+            "steps": int(fit.asked),
+            "converged": bool(fit.converged),
+            "c_index_within_sites": within.index,
+        }
+        if state.by_risk is None:
+            return Findings(figures)
+        counts = state.counts.cpu()
+        figures |= {
+            "rows": int(counts.sum()),
+            "events": int(counts[: len(schema.target.grid)].sum()),
+            "c_index_by_ranges": concordance_of_counts(state.by_risk.cpu()).index,
+        }
+        return Findings(figures, self.thirds(server, fit, schema), self.level)
+
+    def row(self, one: Input, fit: CoxFit, k: int, z: float) -> dict[str, Any]:
+        """What is told of a coefficient, for one of the column's own units."""
+        beta, se = float(fit.beta[k]) * one.unit, float(fit.se[k]) * one.unit
+        if not bool(fit.known[k]):
+            return {"name": one.name, "coefficient": None, "why": "the rows say nothing of it"}
+        ratio, low, high = hazard_ratio(beta, se, z)
+        p = float(2 * ndtr(-abs(beta) / se)) if se else 1.0
+        return {
+            "name": one.name,
+            "coefficient": beta,
+            "se": se,
+            "p": p,
+            "hazard_ratio": ratio,
+            "low": low,
+            "high": high,
+        }
+
+    def thirds(self, server: Server, fit: CoxFit, schema: Schema) -> list[StepCurve]:
+        """Kaplan-Meier curves of three ranges of risk with equally many rows, as far as ranges allow, and the model's mean there."""
+        by_risk, grid, hazard = server.state.by_risk.cpu(), schema.target.grid, server.state.hazard.cpu()
+        low, high = span(design(schema), fit.beta)
+        middle = low + (torch.arange(RANGES, dtype=torch.float64) + 0.5) / RANGES * (high - low)
+        n = by_risk.sum(1)
+        part = ((n.cumsum(0) - n / 2) / n.sum().clamp(min=1) * 3).long().clamp(0, 2)
+        curves = []
+        for third, label in enumerate(("lowest risk", "middle risk", "highest risk")):
+            mine = part == third
+            if not float(n[mine].sum()):
+                continue
+            curves.append(drawn(label, kaplan_meier(by_risk[mine].sum(0)), grid, self.level))
+            said = torch.exp(-middle[mine].exp()[:, None] * hazard.cumsum(0)[None, :])  # [ranges, G]
+            mean = (n[mine] / n[mine].sum()) @ said
+            curves.append(StepCurve(f"model, {label}", grid, mean.tolist(), model=True))
+        return curves
+
+
+def design(schema: Schema) -> list[Input]:
+    """The inputs that have a coefficient: all but the first word of each category, with which the others are compared."""
+    encoding, found = schema.encoding(), []
+    for place, name in enumerate(encoding.numbers):
+        unit, is_flag = 1 / encoding.deviation[place], name not in schema.columns
+        found.append(Input(place, name, unit, 0.0 if is_flag else -1.0, 1.0))
+    place = len(encoding.numbers)
+    for name, words in encoding.words.items():
+        named = [Input(place + k, f"{name}: {word} against {words[0]}", 1.0, 0.0, 1.0) for k, word in enumerate(words)]
+        found += named[1:]
+        place += len(words)
+    return found
+
+
+def span(inputs: list[Input], beta: Tensor) -> tuple[float, float]:
+    """The least and the most that a risk can be, whatever the row."""
+    ends = [sorted((float(b) * one.low, float(b) * one.high)) for one, b in zip(inputs, beta, strict=True)]
+    return sum(low for low, _ in ends), sum(high for _, high in ends)
+
+
+def _agreed(schema: Schema | None) -> Schema:
+    """The schema, which `check_schema` has made sure of."""
+    assert schema is not None
+    return schema
