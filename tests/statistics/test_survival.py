@@ -216,6 +216,13 @@ def test_the_noise_in_the_curve_has_the_variance_that_is_told() -> None:
     assert float(ratio.max()) < 1.3
 
 
+def test_the_band_holds_the_curve_of_all_records_as_often_as_it_says() -> None:
+    exact, noisy = curves(2000, 5.0, 200)
+    bands = [curve.band() for curve in noisy]
+    hit = [bool(((low <= exact.survival) & (exact.survival <= high)).all()) for low, high in bands]
+    assert sum(hit) >= 0.95 * len(hit)
+
+
 def test_curves_under_heavy_noise_stay_curves() -> None:
     _, noisy = curves(30, 50.0, 20)
     for curve in noisy:

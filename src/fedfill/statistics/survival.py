@@ -61,10 +61,11 @@ class Curve:
         return torch.where(self.survival > 0, self.survival * (self.variance + self.noise).sqrt(), 0.0)
 
     def band(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
-        """Pointwise confidence limits.
+        """Confidence limits at each time.
 
         Sampling has the log-log limits (Kalbfleisch and Prentice 1980). Noise is independent of it and normal, and widens each side
-        by the root of the sum of squares (Zou and Donner 2008).
+        by the root of the sum of squares (Zou and Donner 2008). It does so by the quantile for all times at once (Sidak 1967): at this
+        level the band holds the whole curve that the records have without noise.
 
         Args:
             level: Of confidence, above 0 and below 1.
@@ -72,13 +73,13 @@ class Curve:
         Returns:
             Lower and upper limit, ``[G]`` each, 0..1. Where S is 0 the upper one is that of the time before.
         """
-        z = NormalDist().inv_cdf((1 + level) / 2)
+        z, all_z = (NormalDist().inv_cdf((1 + one) / 2) for one in (level, level ** (1 / len(self.survival))))
         s = self.survival
         inside = (s > 0) & (s < 1)
         log = torch.where(inside, s, 0.5).log()  # 0.5: any number, not used
         spread = torch.where(inside, z * self.variance.sqrt() / log.abs(), 0.0)
         low, high = (torch.where(inside, torch.exp(log * torch.exp(sign * spread)), s) for sign in (1.0, -1.0))
-        wide = torch.where(s > 0, z * s * self.noise.sqrt(), z * self.noise.sqrt())
+        wide = all_z * torch.where(s > 0, s, 1.0) * self.noise.sqrt()
         low = (s - torch.hypot(s - low, wide)).clamp(min=0)
         high = (s + torch.hypot(high - s, wide)).clamp(max=1)
         for k in range(1, len(s)):
