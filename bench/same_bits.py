@@ -87,6 +87,7 @@ FEW_LABELS = {"model": "cnn2bn", "labelled_per_client": 40, "local_steps": 10, "
 CVAES = {"decoder_samples": 100, "decoder_epochs": 2, "classifier_samples": 200, "classifier_epochs": 2}
 IMAGES = {"images_per_class": 40, "classifier_epochs": 2}
 TABLE = {"data": "a table", "schema_file": "its schema", "partition": "iid", "model": "mlp", "data_fraction": 1.0}
+TIMES = {"data": "times", "schema_file": "their schema", "partition": "iid", "model": "hazards", "data_fraction": 1.0}
 SUMS = {"model": "features", "model.features": "conv(20) > project(64)"}
 FRAUG = {"model": "digits6", "data_fraction": 0.3, "local_steps": 3, "rounds": 2}
 
@@ -111,6 +112,10 @@ CASES: dict[str, dict[str, Any]] = {
     "fedmix": {"group_size": 16, "first_order": True, **SGD},  # a run's folder names it only where it is false
     "fednova": {},
     "mst": TABLE,
+    "cox": TIMES,
+    "cox, by site": {**TIMES, "strata": "site"},
+    "kaplanmeier": {**TIMES, "group": "arm"},
+    "kaplanmeier, noise": {**TIMES, "group": "site", "target_epsilon": 5.0},
     "mst, tree": {**TABLE, "structure": "augmented", "target_epsilon": 5.0},
     "fedprox": {"mu": 0.1},
     "fedgauss": IMAGES,
@@ -277,8 +282,21 @@ def table() -> pd.DataFrame:
     )
 
 
+def times() -> pd.DataFrame:
+    """Rows of four hospitals with times to a relapse, by the schema ``times.toml``."""
+    k = np.arange(400)
+    age, new = 18 + k * 37 % 80, k % 3 > 0
+    grade = np.array(["low", "middle", "high", None], dtype=object)[k * 13 % 7 % 4]
+    pace = 1 + (age > 60) + 2 * (grade == "high") - 0.6 * new
+    weeks = np.ceil((3 + k * 29 % 61) / pace)
+    until = 5 + k * 17 % 43
+    rows = {"hospital": k % 4, "age": age, "arm": np.where(new, "new", "old"), "grade": grade}
+    return pd.DataFrame({**rows, "weeks": np.minimum(weeks, until), "relapse": (weeks <= until).astype(int)})
+
+
 GIVEN: dict[str, Callable[[], Any]] = {
     "own": own, "two domains": two_domains, "a table": table, "its schema": lambda: KEPT.with_name("table.toml"),
+    "times": times, "their schema": lambda: KEPT.with_name("times.toml"),
 }  # fmt: skip
 """What stands for an object in place of `data`, `model` or `schema_file`."""
 

@@ -164,7 +164,7 @@ def test_kinds() -> None:
 @pytest.mark.parametrize(
     "shape", [(8, 8), (1, 30, 30), (1, 28, 27), (2, 8, 8), (1, 2, 8, 8), (64,), (), (1, 0, 0), (3, 8, 0)]
 )
-@pytest.mark.parametrize("name", [name for name in NAMES if name not in ("mlp", "features")])
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in ("mlp", "features", "hazards")])
 def test_a_wrong_shape_gives_a_sentence(shape: tuple[int, ...], name: str) -> None:
     if name == "auto" and shape in ((8, 8), (2, 8, 8), (1, 2, 8, 8), (64,), (1, 30, 30), (1, 28, 27)):
         assert choose(shape, ModelSettings(), ())[0] == "mlp"  # no images that halve twice, but numbers all the same

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 
@@ -12,8 +14,8 @@ from fedfill.runs.curves import StepCurve
 from fedfill.statistics.survival import Curve, at_risk, split
 from fedfill.tree import Weights
 
-LEAST, MOST = 1e-9, 1 - 1e-6
-"""Between which probabilities the network's hazards are."""
+MOST = 1 - 1e-6
+"""Of the probability of an event in the network."""
 
 
 def grid_of(schema: Schema | None, algorithm: str) -> tuple[float, ...]:
@@ -44,26 +46,33 @@ def require_hazards(model: nn.Module, algorithm: str) -> None:
         raise FedfillError(f"model: found a {type(model).__name__} of its own kind with {algorithm}; allowed: hazards")
 
 
-def holding(weights: Weights, hazard: Tensor, leaving: Tensor, beta: Tensor | None = None) -> Weights:
-    """The network's weights with a result in them.
+def with_hazards(weights: Weights, hazard: Tensor, leaving: Tensor, rows: float) -> Weights:
+    """The network's weights with hazards in them.
+
+    What was never seen has a small probability all the same: over the whole grid half an event, and half a row that leaves.
 
     Args:
-        weights: Of a `ProportionalHazards` as the classifier.
+        weights: Of a network whose classifier is `ProportionalHazards`.
         hazard: h_k of a row whose inputs are 0, ``[G]``, 0 or more.
         leaving: Probability of leaving after each grid time but the last, ``[G]``, 0..1.
-        beta: For each input, ``[p]``; None: all 0.
+        rows: How many there were.
 
     Returns:
         All of them, in their own types.
     """
-    risk = weights["classifier.risk.weight"]
-    odds = leaving.clamp(LEAST, MOST).logit()
+    least = 0.5 / (max(rows, 1.0) * len(hazard))
     found = {
-        "classifier.risk.weight": torch.zeros_like(risk) if beta is None else beta.to(risk).reshape(risk.shape),
-        "classifier.log_hazard": hazard.clamp(min=LEAST).log(),
-        "classifier.leaving": odds,
+        "classifier.log_hazard": hazard.clamp(min=least).log(),
+        "classifier.leaving": leaving.clamp(least, 1 - least).logit(),
     }
     return {**weights, **{name: x.to(weights[name]) for name, x in found.items()}}
+
+
+def with_risk(weights: Weights, places: Sequence[int], beta: Tensor) -> Weights:
+    """The same with coefficients ``[p]`` of the inputs at these places; those of the others are 0."""
+    risk = torch.zeros_like(weights["classifier.risk.weight"])
+    risk[0, list(places)] = beta.to(risk)
+    return {**weights, "classifier.risk.weight": risk}
 
 
 def left_shares(counts: Tensor) -> Tensor:

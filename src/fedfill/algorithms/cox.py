@@ -5,7 +5,7 @@ Cox 1972; Breslow 1974. See ``docs/algorithms/cox.md``.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Any, ClassVar, Literal, Self
@@ -16,7 +16,7 @@ from scipy.special import ndtr
 from torch import Tensor, nn
 
 from fedfill.algorithms import Algorithm
-from fedfill.algorithms._survival import drawn, grid_of, holding, left_shares, require_hazards
+from fedfill.algorithms._survival import drawn, grid_of, left_shares, require_hazards, with_hazards, with_risk
 from fedfill.data.schema import Schema
 from fedfill.errors import FedfillError
 from fedfill.privacy.packed import pack, unpack
@@ -107,7 +107,7 @@ class Cox(Algorithm):
     strata: Literal["none", "site"] = "none"
     """Whether each site has a baseline hazard of its own, and sends no sums over risk sets (site)."""
     fewest: int = Field(default=5, ge=1)
-    """Rows at risk that a site must have at each time of the grid, or nothing is sent."""
+    """Rows at risk that a site must have at each time of the grid at which it has any, or nothing is sent."""
     most_steps: int = Field(default=25, ge=1, le=1000)
     """Coefficients that are tried at the most."""
     level: float = Field(default=0.95, gt=0, lt=1)
@@ -135,48 +135,45 @@ class Cox(Algorithm):
 
     def round(self, server: Server, t: int) -> None:
         """Newton's steps until nothing changes, then how well the risks rank."""
-        schema = _agreed(server.schema)
+        schema, state = _agreed(server.schema), server.state
         inputs, size = design(schema), len(schema.target.grid)
-        p, state, latest = len(inputs), server.state, dict[str, Any]()
         server.warn(NO_EPSILON)
         if self.strata == "site":
-            shapes = {"log_likelihood": (1,), "gradient": (p,), "information": (p * (p + 1) // 2,)}
-
-            def at(beta: Tensor) -> Score:
-                found = self.total(server, self.scores, AskAt(beta), shapes)
-                return Score(float(found["log_likelihood"]), found["gradient"], unpack(found["information"]))
+            fit = self.fitted(server, lambda beta: self.summed_scores(server, beta), len(inputs))
+            found = self.total(server, self.pairs_within, AskAt(fit.beta), {"pairs": (3,)})
+            weights = server.initial  # sites keep their hazards to themselves
         else:
-            first = self.total(server, self.counts, AskAt(torch.zeros(p)), {"cells": (2 * size + 1,), "events": (p,)})
-            state.counts, events = first["cells"], first["cells"][:size]
+            shapes = {"cells": (2 * size + 1,), "event_sum": (len(inputs),)}
+            first = self.total(server, self.counts, AskAt(torch.zeros(0, dtype=torch.float64)), shapes)
+            events = first["cells"][:size]
 
             def at(beta: Tensor) -> Score:
-                latest["beta"], latest["sums"] = beta, self.risk_sets(server, beta, size)
-                return score(latest["sums"], events, first["events"], beta)
+                return score(self.risk_sets(server, beta, size), events, first["event_sum"], beta)
 
+            fit = self.fitted(server, at, len(inputs))
+            hazard = breslow(self.risk_sets(server, fit.beta, size), events)
+            found = self.total(server, self.ranks, AskAt(fit.beta), {"pairs": (3,), "by_risk": (RANGES, 2 * size + 1)})
+            state.counts, state.hazard, state.by_risk = first["cells"], hazard, found["by_risk"]
+            weights = with_hazards(server.initial, hazard, left_shares(first["cells"]), float(first["cells"].sum()))
+        state.fit = {name: x if isinstance(x, Tensor) else float(x) for name, x in vars(fit).items()}
+        state.pairs = found["pairs"]
+        state.weights = with_risk(weights, [one.place for one in inputs], fit.beta)
+
+    def fitted(self, server: Server, at: Callable[[Tensor], Score], p: int) -> CoxFit:
+        """The coefficients, with a warning where the steps came to no end."""
         fit = newton(at, p, self.most_steps)
         if not fit.converged:
             server.warn(
                 f"most_steps: after {fit.asked} the likelihood still grows; where one column tells the event from none it does so for ever."
             )
-        state.fit = {name: x if isinstance(x, Tensor) else float(x) for name, x in vars(fit).items()}
-        hazard, left = (
-            torch.exp(server.initial["classifier.log_hazard"]).double().cpu(),
-            torch.full((size,), 1 / (size + 1)),
-        )
-        if self.strata == "none":
-            # the last beta that was tried is where the steps ended, but where they were cut short
-            last = latest["sums"] if torch.equal(latest["beta"], fit.beta) else self.risk_sets(server, fit.beta, size)
-            hazard, left = breslow(last, events), left_shares(state.counts)
-            state.hazard = hazard
-            shape = {"pairs": (3,), "by_risk": (RANGES, 2 * size + 1)}
-            found = self.total(server, self.ranks, AskAt(fit.beta), shape)
-            state.by_risk = found["by_risk"]
-        else:
-            found = self.total(server, self.pairs_within, AskAt(fit.beta), {"pairs": (3,)})
-        state.pairs = found["pairs"]
-        beta = torch.zeros(server.initial["classifier.risk.weight"].numel(), dtype=torch.float64)
-        beta[[one.place for one in inputs]] = fit.beta
-        state.weights = holding(server.initial, hazard.to(beta), left.to(beta), beta)
+        return fit
+
+    def summed_scores(self, server: Server, beta: Tensor) -> Score:
+        """Likelihood, gradient and information of all sites, each within itself."""
+        p = len(beta)
+        shapes = {"log_likelihood": (1,), "gradient": (p,), "information": (p * (p + 1) // 2,)}
+        found = self.total(server, self.scores, AskAt(beta), shapes)
+        return Score(float(found["log_likelihood"]), found["gradient"], unpack(found["information"]))
 
     def risk_sets(self, server: Server, beta: Tensor, size: int) -> RiskSums:
         """The sums over risk sets, of all sites."""
@@ -207,12 +204,13 @@ class Cox(Algorithm):
         cells = client.data.labels.cpu()
         last = times_at_risk(cells, len(grid))
         n = (last[None, :] > torch.arange(len(grid))[:, None]).sum(1)
-        if self.strata == "none" and bool((n < self.fewest).any()):
-            enough = int((n >= self.fewest).sum())
+        few = (n > 0) & (n < self.fewest)  # nobody's sums are 0, and tell of nobody
+        if self.strata == "none" and bool(few.any()):
+            enough = int(few.nonzero()[0])
             until = f"a grid that ends at {grid[enough - 1]:g}" if enough else "no grid of this schema"
             raise FedfillError(
-                f"fewest: client {client.id} has {int(n[enough])} rows at risk at {grid[enough]:g}; allowed: {self.fewest} or more, which "
-                f"is {until}, or strata=site, which sends no sums over those at risk, or a smaller number"
+                f"fewest: client {client.id} has {int(n[enough])} rows at risk at {grid[enough]:g}; allowed: {self.fewest} or more, as with "
+                f"{until}; or strata=site, which sends no sums over those at risk; or a smaller number"
             )
         return client.data.inputs.flatten(1).cpu().double()[:, places], cells, len(grid)
 
@@ -221,7 +219,7 @@ class Cox(Algorithm):
         """Rows by cell, and the sum of the covariates of those with an event."""
         x, cells, size = self.rows(client)
         counts = torch.bincount(cells, minlength=2 * size + 1).double()
-        return CoxSums({"cells": counts, "events": x[cells < size].sum(0)})
+        return CoxSums({"cells": counts, "event_sum": x[cells < size].sum(0)})
 
     @client_handler
     def risks(self, client: Client, message: AskAt) -> CoxSums:

@@ -14,7 +14,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from fedfill.algorithms import Algorithm
-from fedfill.algorithms._survival import cumulative, drawn, grid_of, holding, left_shares, median, require_hazards
+from fedfill.algorithms._survival import cumulative, drawn, grid_of, left_shares, median, require_hazards, with_hazards
 from fedfill.data.schema import Schema
 from fedfill.errors import FedfillError, did_you_mean
 from fedfill.privacy.releases import Release, unbounded
@@ -163,7 +163,7 @@ class KaplanMeier(NoisySums, Algorithm):
         counts = state.counts.sum(0)
         if state.std:
             counts = (decoding(encoding(size)) @ counts).clamp(min=0)
-        state.weights = holding(server.initial, cumulative(whole), left_shares(counts))
+        state.weights = with_hazards(server.initial, cumulative(whole), left_shares(counts), float(counts.sum()))
 
     @client_handler
     def count(self, client: Client, message: AskCounts) -> Sums:

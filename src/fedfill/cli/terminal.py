@@ -50,9 +50,10 @@ def print_result(result: Result) -> None:
         table.add_row("worst client, own test split", _share(summary["worst_client_accuracy"]))
         table.add_row("variance over clients, in percent²", f"{summary['client_variance']:.1f}")
     # here: what prints a slip imports no numpy
+    from fedfill.statistics import survival
     from fedfill.training import probabilities, regression
 
-    for name, called in {**probabilities.FIGURES, **regression.FIGURES}.items():
+    for name, called in {**probabilities.FIGURES, **regression.FIGURES, **survival.FIGURES}.items():
         if summary.get(name) is not None:
             table.add_row(called, _share(summary[name]))
     table.add_row("variance over classes, in percent²", f"{summary['class_variance']:.1f}")

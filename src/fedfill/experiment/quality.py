@@ -13,6 +13,7 @@ from torch import Tensor
 from fedfill.data.federation import Federation
 from fedfill.data.samples import Samples
 from fedfill.data.schema_columns import Target
+from fedfill.statistics.survival import Pairs, concordance, total_hazard
 from fedfill.training import regression
 from fedfill.training.evaluation import in_chunks
 from fedfill.training.fit import Resident
@@ -43,7 +44,8 @@ def quality(
     Returns:
         ``auc``, ``brier`` and ``calibration_error`` on the test set, and ``auc_within_clients``, the mean of the clients' own areas on
         their own test splits, by their samples: one that is high over all clients together may only know whose sample it is. Of
-        numbers what `fedfill.training.regression.FIGURES` names. None where nobody has samples for it.
+        numbers what `fedfill.training.regression.FIGURES` names. Of times to an event ``c_index`` and ``c_index_within_clients``, of
+        pairs of rows of one client alone. None where nobody has samples for it.
     """
     splits: list[Judged] = []
     for i, client in enumerate(federation.clients):
@@ -57,6 +59,9 @@ def quality(
         return dict.fromkeys(FIGURES)
     if (schema := federation.schema) is not None and federation.of_numbers:
         return _of_numbers(torch.from_numpy(whole[0]), torch.from_numpy(whole[1]), schema.target)
+    if schema is not None and schema.target.kind == "survival":
+        within = sum((_pairs(split, schema.target) for split in splits), Pairs(0.0, 0.0, 0.0))
+        return {"c_index": _pairs(whole, schema.target).index, "c_index_within_clients": within.index}
     return {
         "auc": auc(*whole),
         "auc_within_clients": _within(splits),
@@ -82,6 +87,12 @@ def _of_numbers(truth: Tensor, predicted: Tensor, target: Target) -> dict[str, f
         "calibration_slope": slope,
         "calibration_intercept": intercept,
     }
+
+
+def _pairs(judged: Judged, target: Target) -> Pairs:
+    """How the hazards of a model rank rows."""
+    labels, chances = map(torch.from_numpy, judged)
+    return concordance(total_hazard(chances.clamp(min=1e-300).log()), labels, len(target.grid))
 
 
 def _joined(splits: Sequence[Judged]) -> Judged | None:

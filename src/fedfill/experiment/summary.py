@@ -161,6 +161,8 @@ def summarise(
     judged = [record for record in records if "accuracy" in record]  # of rounds with an evaluation
     best = max(judged, key=lambda record: (record["accuracy"], -record["round"]))
     own, held = ([len(getattr(c, part)) for c in prepared.federation.clients] for part in ("test", "validation"))
+    schema = prepared.federation.schema
+    target = "classes" if schema is None else schema.target.kind
     figures = {
         "algorithm": experiment.algorithm,
         "dataset": Path(experiment.data).name if is_place(experiment.data) else experiment.data,
@@ -171,7 +173,7 @@ def summarise(
         "engine": experiment.engine,
         "personal": prepared.algorithm.personal,
         "version": __version__,
-        **({"target": "number"} if prepared.federation.of_numbers else {}),
+        **({} if target == "classes" else {"target": target}),
         "accuracy": last["accuracy"],
         "loss": last["loss"],
         "best_accuracy": best["accuracy"],
@@ -179,7 +181,7 @@ def summarise(
         **selected(records),
         **{name: last[name] for name in OF_TRAINED_HEAD if name in last},
         "accuracy_by_class": last["accuracy_by_class"],
-        "balanced_accuracy": None if prepared.federation.of_numbers else balanced_accuracy(last["accuracy_by_class"]),
+        "balanced_accuracy": balanced_accuracy(last["accuracy_by_class"]) if target == "classes" else None,
         **measured,
         "largest_class": last.get("largest_class"),
         "accuracy_by_client": last["accuracy_by_client"],

@@ -85,7 +85,9 @@ def balanced_accuracy(by_class: Sequence[float | None]) -> float | None:
 
 
 def uneven(summary: Mapping[str, Any]) -> bool:
-    """Whether the test set's largest class is so large that accuracy says little of the others."""
+    """Whether the test set's largest class is so large that accuracy says little of the others; cells of times are no classes."""
+    if summary.get("target") == "survival":
+        return False
     largest, shares = summary.get("largest_class"), summary.get("accuracy_by_class") or ()
     classes = sum(share is not None for share in shares)
     return largest is not None and classes > 1 and largest > UNEVEN / classes
@@ -181,7 +183,8 @@ def of_run(summary: Mapping[str, Any], records: Sequence[Mapping[str, Any]]) -> 
     personal = summary.get("personal", False)
     found: list[Verdict] = []
     judged = [record for record in records if "accuracy" in record]
-    if judged and (verdict := collapse(judged[-1], personal)) is not None:
+    of_times = summary.get("target") == "survival"  # a row's cell is hard to name, and the C-index is what counts
+    if judged and not of_times and (verdict := collapse(judged[-1], personal)) is not None:
         found.append(verdict)
     if personal and (own := summary["mean_client_accuracy"]) is not None:
         found.append(
@@ -200,7 +203,7 @@ def of_run(summary: Mapping[str, Any], records: Sequence[Mapping[str, Any]]) -> 
                 f"counts the same, is {balanced:.3f} where accuracy is {summary['accuracy']:.3f}: quote both",
             )
         )
-    if (behind := left_behind(summary)) is not None:
+    if not of_times and (behind := left_behind(summary)) is not None:
         worst, share, mean = behind
         names = summary.get("client_names")
         who = f"client {worst}" if names is None else names[worst]

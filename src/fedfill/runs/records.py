@@ -84,9 +84,11 @@ class Summary(_Figures, _Costs):
     rounds: Count
     seed: Count
     personal: bool = False
-    target: Literal["classes", "number"] = "classes"
+    target: Literal["classes", "number", "survival"] = "classes"
     rmse: Number | None = None
     r2: Score | None = None
+    c_index: Share | None = None
+    c_index_within_clients: Share | None = None
     balanced_accuracy: Score | None = None
     auc: Share | None = None
     auc_within_clients: Share | None = None

@@ -115,6 +115,12 @@ class Comparison:
     notes: tuple[str, ...] = ()
     diverged: tuple[str, ...] = field(default=())
 
+    @property
+    def headline(self) -> tuple[str, str]:
+        """What methods are compared by: its name for people, and the figure's."""
+        own = {"number": ("R²", "accuracy"), "survival": ("C-index", "c_index")}
+        return own.get(self.first.get("target", ""), ("accuracy", "accuracy"))
+
     def difference(self, row: Row, name: str, other: Row | None = None, missed: float = 0.05) -> Difference | None:
         """The paired difference of a row's figure to the baseline's.
 
@@ -151,12 +157,13 @@ class Comparison:
         return [k for k, v in self.first.items() if isinstance(v, int | float) and k not in shared]
 
     def __repr__(self) -> str:
-        rows = ", ".join(f"{row.label} {_percent(row)}" for row in self.rows)
+        rows = ", ".join(f"{row.label} {_percent(row, self.headline[1])}" for row in self.rows)
         return f"<Comparison: {self.title}, in {self.directory}:\n {rows}>"
 
     def _repr_html_(self) -> str:
-        cells = [(row.label, _percent(row), _versus(self.difference(row, "accuracy"))) for row in self.rows]
-        header = ("algorithm", "accuracy, %", f"difference to {self.baseline.label}")
+        name, figure = self.headline
+        cells = [(row.label, _percent(row, figure), _versus(self.difference(row, figure))) for row in self.rows]
+        header = ("algorithm", f"{name}, %", f"difference to {self.baseline.label}")
         return html_table(self.title, header, cells)
 
     @property
@@ -269,8 +276,8 @@ def read_figures(path: Path) -> Result:
     return Result(path, summary, rounds, {}, len(rounds))
 
 
-def _percent(row: Row) -> str:
-    mean, deviation = row.figure("accuracy")
+def _percent(row: Row, figure: str) -> str:
+    mean, deviation = row.figure(figure)
     if mean is None:
         return "diverged"
     return f"{100 * mean:.2f}" + (f" ± {100 * deviation:.2f}" if deviation is not None else "")

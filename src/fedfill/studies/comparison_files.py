@@ -12,6 +12,7 @@ from scipy import stats
 
 from fedfill.runs.directory import write_atomically, writing
 from fedfill.runs.shown import NOTHING, latex, markdown, markdown_table
+from fedfill.statistics.survival import FIGURES as SURVIVAL
 from fedfill.studies.comparison import ALIKE, RECORD, Comparison, Difference, record
 from fedfill.studies.comparison_table import Table, table_of
 from fedfill.training.evaluation import FAIRNESS
@@ -19,7 +20,7 @@ from fedfill.training.probabilities import FIGURES as PROBABILITIES
 from fedfill.training.regression import FIGURES as NUMBERS
 
 FIGURES = (
-    "accuracy", "balanced_accuracy", *PROBABILITIES, *NUMBERS, "best_accuracy", *FAIRNESS, "selected_accuracy", "selected_mean_client_accuracy",
+    "accuracy", "balanced_accuracy", *PROBABILITIES, *NUMBERS, *SURVIVAL, "best_accuracy", *FAIRNESS, "selected_accuracy", "selected_mean_client_accuracy",
     "bytes_up", "bytes_down", "train_samples", "seconds",
 )  # fmt: skip
 CURVES = ("accuracy", "loss", "mean_client_accuracy", "worst_client_accuracy", "bytes_up", "bytes_down", "seconds")

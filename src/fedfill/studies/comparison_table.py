@@ -12,6 +12,7 @@ from fedfill.studies.verdicts import points
 
 MEANINGS = {
     "R²": "on everyone's test set after the last round, in percent; 0 is always saying the mean",
+    "C-index": "share of pairs of rows on the test set of which the one with the earlier event has the higher risk, in percent",
     "RMSE": "root mean squared error on the test set, in the target's unit",
     "accuracy": "on everyone's test set after the last round, in percent",
     "balanced": "the same, each class counted alike",
@@ -52,12 +53,13 @@ class Table:
 def table_of(comparison: Comparison) -> Table:
     """The table of a comparison with at least one finished run."""
     of_numbers = comparison.first.get("target") == "number"
-    figures = {"R²" if of_numbers else "accuracy": _FIGURES["accuracy"]}
+    name, figure = comparison.headline
+    figures = {name: figure}
     if uneven(comparison.first):
         figures["balanced"] = _FIGURES["balanced"]
         if any(row.figure("auc")[0] is not None for row in comparison.rows):  # of older runs nobody knows it
             figures["AUC"] = _FIGURES["AUC"]
-    for name in ("own split", "by validation"):
+    for name in ("own split", "by validation") if figure == "accuracy" else ():
         if any(row.figure(_FIGURES[name])[0] is not None for row in comparison.rows):
             figures[name] = _FIGURES[name]
     beside = ["RMSE"] if of_numbers else []
@@ -77,7 +79,7 @@ def _cells(comparison: Comparison, row: Row, figures: Sequence[str]) -> tuple[st
     up, down, seconds = (row.figure(name)[0] for name in ("bytes_up", "bytes_down", "seconds"))
     whole = None not in row.results
     accuracy, *others = (percent(*row.figure(name)) for name in figures)
-    difference = comparison.difference(row, "accuracy")
+    difference = comparison.difference(row, comparison.headline[1])
     return (
         one_line(row.label),
         accuracy if whole else "diverged",
@@ -102,7 +104,7 @@ def _meanings(comparison: Comparison, columns: Sequence[str], versus: str) -> li
     said += [f"{name}: {MEANINGS[name]}" for name in columns]
     interval = ", with the 95 % confidence interval of its mean (Student's t)" if n > 1 else ""
     said.append(f"{versus}: difference of {columns[0]} to {comparison.baseline.label}, seed by seed{interval}")
-    differences = [comparison.difference(row, "accuracy") for row in comparison.rows]
+    differences = [comparison.difference(row, comparison.headline[1]) for row in comparison.rows]
     if n > 1 and any(found is not None and found.half_width is None for found in differences):
         said.append(f"a difference without ± is the same on all {n} seeds, from which no interval follows")
     return [*said, "traffic: sent up and down in a run; sec.: of a run"]

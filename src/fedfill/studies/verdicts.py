@@ -61,24 +61,26 @@ def points(difference: Difference) -> str:
 
 def _highest(comparison: Comparison, whole: Sequence[Row]) -> list[Verdict]:
     """The row of the highest mean on everyone's test set, and how far the next is."""
-    ranked = sorted(whole, key=lambda row: -(row.figure("accuracy")[0] or 0))
+    name, figure = comparison.headline
+    ranked = sorted(whole, key=lambda row: -(row.figure(figure)[0] or 0))
     if len(ranked) < 2:
         return []
     first, second = ranked[:2]
-    ahead = comparison.difference(first, "accuracy", second)
+    ahead = comparison.difference(first, figure, second)
     sure = ""
     if ahead is not None and ahead.half_width is not None:
         sure = ", which is within the noise" if ahead.within_noise else ", which is more than chance"
     elif ahead is not None and len(comparison.seeds) > 1:
         sure = ", the same on every seed, from which nothing follows of chance"
-    text = f"{first.label} is highest on everyone's test set: {100 * (first.figure('accuracy')[0] or 0):.2f} percent"
+    where = "on everyone's test set" if name == "accuracy" else f"in {name} on everyone's test set"
+    text = f"{first.label} is highest {where}: {100 * (first.figure(figure)[0] or 0):.2f} percent"
     if ahead is not None:
         text += f", {points(ahead)} points over {second.label}{sure}"
     return [Verdict(HIGHEST, text)]
 
 
 def _within_noise(comparison: Comparison, whole: Sequence[Row]) -> str:
-    differences = [(row.label, comparison.difference(row, "accuracy")) for row in whole]
+    differences = [(row.label, comparison.difference(row, comparison.headline[1])) for row in whole]
     return ", ".join(
         f"{label} {points(difference)}"
         for label, difference in differences
@@ -88,10 +90,8 @@ def _within_noise(comparison: Comparison, whole: Sequence[Row]) -> str:
 
 def _alike(comparison: Comparison, whole: Sequence[Row]) -> str:
     """Rows with the baseline's accuracy on every seed."""
-    base = comparison.baseline
-    return ", ".join(
-        row.label for row in whole if row is not base and row.values("accuracy") == base.values("accuracy")
-    )
+    base, figure = comparison.baseline, comparison.headline[1]
+    return ", ".join(row.label for row in whole if row is not base and row.values(figure) == base.values(figure))
 
 
 def _of_runs(comparison: Comparison) -> list[Verdict]:

@@ -98,6 +98,8 @@ def tiles(part: Part) -> list[tuple[str, str, str]]:
     if (error := line.mean("rmse")) is not None:
         found[0] = ("R², everyone's test set", *found[0][1:])
         found.append(("RMSE", f"{error:.4g}", "root mean squared error, in the target's unit"))
+    if (ranked := line.mean("c_index")) is not None:
+        found.append(("C-index", percent(ranked), "pairs of rows of the test set in the right order"))
     if (area := line.mean("auc")) is not None:
         found.append(("AUC", percent(area), _of_probabilities(line)))
     if (own := line.values("mean_client_accuracy")) and len(own) == len(line.known):

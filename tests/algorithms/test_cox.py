@@ -1,0 +1,207 @@
+"""Cox regression over sites: equal to that of all rows together, within sites, what sites refuse, and what is told."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from bench.same_bits import GIVEN, table, times
+from numpy.typing import NDArray
+from statsmodels.duration.hazard_regression import PHReg
+from tests.algorithms.survival_world import GRID, given, on_grid, run
+from tests.helpers import refused
+from tests.protocol.world import ENGINES
+
+import fedfill
+from fedfill.algorithms.cox import design, span
+from fedfill.data.schema import from_document, read_schema
+from fedfill.experiment.loop import make_server
+from fedfill.experiment.prepare import arrange
+from fedfill.statistics.survival import concordance
+from fedfill.tree import sha256
+
+
+def coefficients(result: fedfill.Result) -> dict[str, dict[str, Any]]:
+    return {row["name"]: row for row in result.summary["findings"]["coefficients"]}
+
+
+def pooled(rows: pd.DataFrame, strata: bool = False) -> Any:
+    """statsmodels' fit of the same covariates in one place, in the columns' own units."""
+    seen, events = on_grid(rows)
+    steps = rows["grade"].map({"low": 0.0, "middle": 1.0, "high": 2.0})
+    x: NDArray[Any] = np.stack(
+        [rows["age"], steps.fillna(1.0), steps.isna(), rows["arm"] == "new"], axis=1
+    ).astype(np.float64)  # fmt: skip
+    sites = rows["hospital"].to_numpy() if strata else None
+    return PHReg(seen, x, status=events.astype(int), ties="breslow", strata=sites).fit(tol=1e-13)
+
+
+NAMES = ["age", "grade", "grade is missing", "arm: new against old"]
+
+
+@pytest.mark.parametrize("strata", ["none", "site"])
+def test_the_coefficients_are_those_of_all_rows_together(strata: str, tmp_path: Path) -> None:
+    data, rows = given(tmp_path / "data")
+    result, known = run("cox", tmp_path / "run", data=data, strata=strata), pooled(rows, strata == "site")
+    found = coefficients(result)
+    assert [found[name]["coefficient"] for name in NAMES] == pytest.approx(known.params, abs=1e-6)
+    assert [found[name]["se"] for name in NAMES] == pytest.approx(known.bse, abs=1e-6)
+    assert [found[name]["p"] for name in NAMES] == pytest.approx(known.pvalues, abs=1e-6)
+    assert result.summary["findings"]["log_likelihood"] == pytest.approx(known.llf, abs=1e-6)
+    for name in NAMES:
+        row, z = found[name], 1.959963984540054
+        ends = [math.exp(row["coefficient"] + sign * z * row["se"]) for sign in (0, -1, 1)]
+        assert [row["hazard_ratio"], row["low"], row["high"]] == pytest.approx(ends)
+    assert result.summary["findings"]["converged"]
+
+
+def test_every_split_gives_one_result(tmp_path: Path) -> None:
+    splits: list[dict[str, Any]] = [
+        {"partition": "iid", "clients": 1}, {}, {"partition": "iid", "clients": 5, "workers": 3, "fewest": 1},
+    ]  # fmt: skip
+    found = [run("cox", tmp_path / str(k), **split) for k, split in enumerate(splits)]
+    first, *others = ([row["coefficient"] or 0 for row in coefficients(result).values()] for result in found)
+    for other in others:
+        assert other == pytest.approx(first, abs=1e-10)
+    twice = run("cox", tmp_path / "again", workers=1)
+    assert twice.summary["weights_sha256"] == found[1].summary["weights_sha256"]
+
+
+def test_the_network_holds_the_fit(tmp_path: Path) -> None:
+    """Its risk ranks as the coefficients do, and its hazards are Breslow's."""
+    data, rows = given(tmp_path / "data")
+    result = run("cox", tmp_path / "run", data=data)
+    schema = read_schema(GIVEN["their schema"]())
+    risk = result.weights["classifier.risk.weight"][0].double()
+    inputs = {one.name: one for one in design(schema)}
+    for name, row in coefficients(result).items():
+        own = float(risk[inputs[name].place]) * inputs[name].unit
+        assert own == pytest.approx(row["coefficient"] or 0, abs=1e-6)
+    fit = pooled(rows)
+    seen, events = on_grid(rows)
+    factor = np.exp(fit.model.exog @ fit.params)  # of the columns' own units; the network's begin in the middle
+    middle = math.exp(float(np.dot(fit.params, [57.5, 1, 0, 0])))
+    hazard = [events[seen == time].sum() / factor[seen >= time].sum() * middle for time in GRID]
+    assert result.weights["classifier.log_hazard"].double().exp().numpy() == pytest.approx(np.array(hazard), rel=1e-5)
+
+
+def test_how_well_it_ranks(tmp_path: Path) -> None:
+    data, rows = given(tmp_path / "data")
+    result = run("cox", tmp_path / "run", data=data)
+    found = result.summary["findings"]
+    fit, schema = pooled(rows), read_schema(GIVEN["their schema"]())
+    cells = torch.from_numpy(schema.target.labels({"weeks": [*rows["weeks"]], "relapse": [*rows["relapse"]]}, ""))
+    risk = torch.from_numpy(fit.model.exog @ fit.params)
+    whole = concordance(risk, cells, len(GRID)).index
+    assert whole is not None
+    assert found["c_index_by_ranges"] == pytest.approx(whole, abs=0.005)
+    parts = [
+        concordance(risk[site], cells[site], len(GRID)) for site in (rows["hospital"].to_numpy() == i for i in range(4))
+    ]
+    assert found["c_index_within_sites"] == pytest.approx(sum(parts[1:], parts[0]).index)
+    assert result.summary["c_index"] > 0.6, "on rows that it has not seen, too"
+    assert result.summary["verdicts"] == []
+
+
+def test_curves_of_thirds_stand_beside_the_models(tmp_path: Path) -> None:
+    result = run("cox", tmp_path / "run")
+    found = pd.read_csv(result.directory / "curves.csv")
+    labels = ["lowest risk", "middle risk", "highest risk"]
+    assert [*found["curve"].unique()] == [word for label in labels for word in (label, f"model, {label}")]
+    at_risk = found[(found["time"] == 0) & ~found["curve"].str.startswith("model")]["at_risk"]
+    assert at_risk.max() < 1.5 * at_risk.min()
+    last = found[found["time"] == GRID[-1]].set_index("curve")["survival"]
+    for label in labels:
+        assert last[f"model, {label}"] == pytest.approx(last[label], abs=0.12)
+    assert last["lowest risk"] > last["middle risk"] > last["highest risk"]
+    assert (result.directory / "curves.png").exists()
+    own = run("cox", tmp_path / "own", strata="site")
+    assert not (own.directory / "curves.csv").exists(), "no site tells its hazards"
+
+
+def test_it_says_that_there_is_no_epsilon_and_what_to_do(tmp_path: Path) -> None:
+    result = run("cox", tmp_path / "run", strata="site")
+    assert result.summary["privacy"]["total_epsilon"] is None
+    (warning,) = result.summary["warnings"]
+    assert all(word in warning for word in ("no epsilon", "mst", "dpfedavg"))
+
+
+def test_a_site_with_few_at_risk_sends_nothing(tmp_path: Path) -> None:
+    data = times()
+    data = data[(data["hospital"] != 2) | (data["weeks"] <= 20) | (np.arange(400) % 40 == 2)]
+    with refused("fewest", "client 2", "5", "strata") as caught:
+        run("cox", tmp_path / "few", data=data)
+    assert not (tmp_path / "few" / "summary.json").exists()
+    ends = float(str(caught.value).split("ends at ")[1].split(",")[0])
+    schema = read_schema(GIVEN["their schema"]())
+    document = schema.document()
+    document["target"]["grid"] = [time for time in GRID.tolist() if time <= ends]
+    (tmp_path / "short.toml").write_text(from_document(document, "").toml())
+    for name, options in (
+        ("short", {"schema_file": tmp_path / "short.toml"}), ("one", {"fewest": 1}), ("site", {"strata": "site"}),
+    ):  # fmt: skip
+        assert run("cox", tmp_path / name, data=data, **options).summary["findings"]["converged"]
+
+
+def test_what_no_row_tells_is_named(tmp_path: Path) -> None:
+    """Nobody's arm is another word, and an age that all have says nothing."""
+    result = run("cox", tmp_path / "run", data=times().assign(age=50))
+    found = coefficients(result)
+    assert found["age"] == {"name": "age", "coefficient": None, "why": "the rows say nothing of it"}
+    assert found["arm: other against old"]["coefficient"] is None
+    assert found["arm: new against old"]["se"] > 0
+
+
+def test_a_column_that_tells_the_event_is_told(tmp_path: Path) -> None:
+    data = times().assign(arm=lambda rows: np.where(rows["relapse"] == 1, "new", "old"))
+    result = run("cox", tmp_path / "run", data=data, most_steps=6)
+    assert not result.summary["findings"]["converged"]
+    assert any("most_steps" in warning for warning in result.summary["warnings"])
+
+
+def test_the_span_of_risks_is_that_of_all_rows_that_could_be() -> None:
+    inputs = design(read_schema(GIVEN["their schema"]()))
+    assert [one.name for one in inputs] == [
+        "age", "age is missing", "grade", "grade is missing", "arm: new against old", "arm: other against old",
+    ]  # fmt: skip
+    low, high = span(inputs, torch.tensor([2.0, -1.0, 0.5, 1.0, 3.0, -4.0]))
+    assert (low, high) == (-2 - 1 - 0.5 - 4, 2 + 0.5 + 1 + 3)
+    assert inputs[0].unit == pytest.approx(1 / 39.5)
+
+
+@pytest.mark.parametrize(
+    ("options", "setting"),
+    [
+        ({"model": "mlp"}, "model"),
+        ({"data": table(), "schema_file": GIVEN["its schema"]()}, "schema_file"),
+        ({"fewest": 0}, "fewest"),
+        ({"level": 1.0}, "level"),
+        ({"target_epsilon": 1.0}, "setting"),
+    ],
+)
+def test_slips_are_one_sentence_and_nothing_is_written(options: dict[str, Any], setting: str, tmp_path: Path) -> None:
+    with refused(setting):
+        run("cox", tmp_path / "run", **options)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("name", ["cox", "kaplanmeier"])
+def test_every_engine_gives_the_same_bits(name: str) -> None:
+    options = {"data": times(), "schema_file": GIVEN["their schema"](), "partition": "domain", "client_test": 0.0}
+    prepared = arrange(name, model="auto", **options)
+    found = []
+    for engine in ENGINES.values():
+        carrier = engine(prepared.algorithm, prepared.federation, prepared.model, prepared.initial, 0, 2, None)
+        server = make_server(prepared, carrier, torch.device("cpu"))
+        server.begin(0)
+        prepared.algorithm.round(server, 0)
+        findings = prepared.algorithm.findings(server)
+        assert findings is not None
+        found.append((sha256(server.state.weights), findings.figures, findings.curves, server.costs.bytes_up))
+        carrier.close()
+    assert found[0] == found[1] == found[2]
