@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from bench.same_bits import GIVEN, table
+from bench.same_bits import GIVEN, table, times
 
 import fedfill
 from fedfill import tree
@@ -117,6 +117,15 @@ def expected(name: str, result: fedfill.Result) -> dict[str, dict[str, int]]:
         columns, pairs, words = 9 + 3 + 4 + 2, 2 * (9 + 3 + 4), len("columns") + len("tables")
         asked = 2 * 8 + words + 8 * 4 + 8 * 2 * 3
         return {"count": {"down": K * asked, "up": K * 4 * (columns + pairs)}}
+    if name == "kaplanmeier":  # one exchange; 9 times of the grid
+        return {"count": {"down": K * 8, "up": K * 4 * (2 * 9 + 1)}}
+    if name == "cox":  # 6 coefficients; the sums of the last step are asked for twice
+        g, p, steps = 9, 6, result.summary["findings"]["steps"] + 1
+        return {
+            "counts": {"down": 0, "up": K * 8 * (2 * g + 1 + p)},
+            "risks": {"down": steps * K * 8 * p, "up": steps * K * 8 * g * (1 + p + p * (p + 1) // 2)},
+            "ranks": {"down": K * 8 * p, "up": K * 8 * (3 + 100 * (2 * g + 1))},
+        }
     if name == "fedpft":  # ten components of each class that a client has, or as many as it has records
         rows = json.loads((result.directory / "partition.json").read_text())["clients"]
         components = sum(min(n, 10) for row in rows for n in row)
@@ -198,6 +207,8 @@ def test_bytes_follow_the_formulas(name: str, tmp_path: Path):
         own = {"images_per_class": 5, "classifier_epochs": 1}
     elif name == "mst":
         own = {"data": table(), "schema_file": GIVEN["its schema"](), "partition": "iid"}
+    elif name in ("cox", "kaplanmeier"):
+        own = {"data": times(), "schema_file": GIVEN["their schema"](), "partition": "iid", "data_fraction": 1.0}
     elif name == "dpmerf":
         own = {"images_per_class": 5, "classifier_epochs": 1, "embedding": "fourier(100)", "generator_steps": 2}
     elif name in (*HEADS, "softmax", "fedpft"):

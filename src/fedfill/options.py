@@ -102,6 +102,14 @@ class Shared(TypedDict, total=False):
     """Draws for each class (M); inf: none, and the least upper bound of the loss on endless draws in their ..."""
     prior: Literal["uniform", "train"]
     """Whether classes count alike (uniform) or as in the clients' records together (train)."""
+    strata: Literal["none", "site"]
+    """Whether each site has a baseline hazard of its own, and sends no sums over risk sets (site)."""
+    fewest: int
+    """Rows at risk that a site must have at each time of the grid at which it has any, or nothing is sent."""
+    most_steps: int
+    """Coefficients that are tried at the most."""
+    band_level: float
+    """Confidence of limits and bands."""
     head: str | Algorithm | None
     """What fits the last layer anew from sums over all clients, with its settings, such as fed3r or ccvr; ..."""
     head_every: int | None
@@ -392,6 +400,8 @@ class Shared(TypedDict, total=False):
     """Mini-batches for each step of generator and transformation."""
     clusters: int
     """How many models there are (k)."""
+    group: str | None
+    """Column by whose values rows are told apart, or site: by client; none: one curve."""
     warm_rounds: int
     """Rounds of FedAvg of the whole model before it is divided; the paper's experiments go on from a model of ..."""
     mixup_alpha: float

@@ -131,13 +131,22 @@ def test_it_says_that_there_is_no_epsilon_and_what_to_do(tmp_path: Path) -> None
     assert all(word in warning for word in ("no epsilon", "mst", "dpfedavg"))
 
 
+def test_times_at_which_few_leave_are_told(tmp_path: Path) -> None:
+    """Whoever leaves alone between two times is the difference of their sums."""
+    data = times()
+    between = data["weeks"].between(9, 12)
+    data = pd.concat([data[~between], data[between][:3]])
+    for name, more, told in (("few", {}, 2), ("all", {"fewest": 1}, 1)):
+        assert len(run("cox", tmp_path / name, data=data, **more).summary["warnings"]) == told
+
+
 def test_a_site_with_few_at_risk_sends_nothing(tmp_path: Path) -> None:
     data = times()
     data = data[(data["hospital"] != 2) | (data["weeks"] <= 20) | (np.arange(400) % 40 == 2)]
     with refused("fewest", "client 2", "5", "strata") as caught:
         run("cox", tmp_path / "few", data=data)
     assert not (tmp_path / "few" / "summary.json").exists()
-    ends = float(str(caught.value).split("ends at ")[1].split(",")[0])
+    ends = float(str(caught.value).split("ends at ")[1].split(";")[0])
     schema = read_schema(GIVEN["their schema"]())
     document = schema.document()
     document["target"]["grid"] = [time for time in GRID.tolist() if time <= ends]
@@ -180,7 +189,7 @@ def test_the_span_of_risks_is_that_of_all_rows_that_could_be() -> None:
         ({"model": "mlp"}, "model"),
         ({"data": table(), "schema_file": GIVEN["its schema"]()}, "schema_file"),
         ({"fewest": 0}, "fewest"),
-        ({"level": 1.0}, "level"),
+        ({"band_level": 1.0}, "band_level"),
         ({"target_epsilon": 1.0}, "setting"),
     ],
 )
@@ -191,11 +200,11 @@ def test_slips_are_one_sentence_and_nothing_is_written(options: dict[str, Any], 
 
 
 @pytest.mark.parametrize("name", ["cox", "kaplanmeier"])
-def test_every_engine_gives_the_same_bits(name: str) -> None:
+def test_hosts_give_the_same_bits(name: str) -> None:
     options = {"data": times(), "schema_file": GIVEN["their schema"](), "partition": "domain", "client_test": 0.0}
     prepared = arrange(name, model="auto", **options)
     found = []
-    for engine in ENGINES.values():
+    for engine in (ENGINES["local"], ENGINES["flower"]):
         carrier = engine(prepared.algorithm, prepared.federation, prepared.model, prepared.initial, 0, 2, None)
         server = make_server(prepared, carrier, torch.device("cpu"))
         server.begin(0)
@@ -204,4 +213,4 @@ def test_every_engine_gives_the_same_bits(name: str) -> None:
         assert findings is not None
         found.append((sha256(server.state.weights), findings.figures, findings.curves, server.costs.bytes_up))
         carrier.close()
-    assert found[0] == found[1] == found[2]
+    assert found[0] == found[1]

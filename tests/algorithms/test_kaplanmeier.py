@@ -116,7 +116,7 @@ def test_sites_and_ranges_may_be_groups(tmp_path: Path) -> None:
 
 
 def test_the_median_and_its_limits(tmp_path: Path) -> None:
-    result = run("kaplanmeier", tmp_path / "run", level=0.9)
+    result = run("kaplanmeier", tmp_path / "run", band_level=0.9)
     found, curve = result.summary["findings"]["groups"]["all"], curves(result)["all"]
     for name, column in (("median", "survival"), ("median_low", "low"), ("median_high", "high")):
         below = curve[curve[column] <= 0.5]["time"]

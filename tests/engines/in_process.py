@@ -116,7 +116,7 @@ def hosts(
             client=i, data=federation.clients[i], program=program, template=template, initial=tree.clone(initial),
             classes=federation.classes, seed=seed, digest=digest, device=torch.device("cpu"),
             folder=folder / f"host{i}", timeout=timeout, secret=secret, limit=limit,
-            parties=parties[i] if parties else None, precision=precision,
+            parties=parties[i] if parties else None, precision=precision, schema=federation.schema,
         )  # fmt: skip
         return client_app(program, lambda context: site)
 

@@ -27,6 +27,8 @@ TABLE: dict[str, dict[str, str]] = {
         "shared.codes": AT_RUN_TIME, "acceptance": AT_RUN_TIME,
     },
     "fedda_cvae.OwnKnowledge": {"codes": UNBOUNDED, "classes": UNBOUNDED},
+    "cox.CoxSums": {"sums": UNBOUNDED},
+    "kaplanmeier.Tests": {"sums": UNBOUNDED},
     "feddg.SharedSpectra": {"amplitudes": UNBOUNDED},
     "fedproto.OwnPrototypes": dict.fromkeys(("means", "classes", "counts"), UNBOUNDED),
     "ifca.ClusterUpdate": {**CONTRIBUTED, "cluster": UNBOUNDED},

@@ -37,7 +37,7 @@ from fedfill.statistics.cox import (
     score_of,
     times_at_risk,
 )
-from fedfill.statistics.survival import Pairs, concordance, concordance_of_counts, kaplan_meier
+from fedfill.statistics.survival import Pairs, at_risk, concordance, concordance_of_counts, kaplan_meier
 from fedfill.tree import Tree, Weights
 
 RANGES = 100
@@ -110,7 +110,7 @@ class Cox(Algorithm):
     """Rows at risk that a site must have at each time of the grid at which it has any, or nothing is sent."""
     most_steps: int = Field(default=25, ge=1, le=1000)
     """Coefficients that are tried at the most."""
-    level: float = Field(default=0.95, gt=0, lt=1)
+    band_level: float = Field(default=0.95, gt=0, lt=1)
     """Confidence of limits and bands."""
 
     def check_schema(self, schema: Schema | None) -> None:
@@ -146,6 +146,12 @@ class Cox(Algorithm):
             shapes = {"cells": (2 * size + 1,), "event_sum": (len(inputs),)}
             first = self.total(server, self.counts, AskAt(torch.zeros(0, dtype=torch.float64)), shapes)
             events = first["cells"][:size]
+            left = at_risk(first["cells"]) - torch.cat([at_risk(first["cells"])[1:], torch.zeros(1)])
+            if few := int(((left > 0) & (left < self.fewest)).sum()):
+                server.warn(
+                    f"At {few} of {size} times of the grid fewer than {self.fewest} rows leave, all sites together: the difference of two "
+                    "sums tells what these are. A coarser grid prevents it."
+                )
 
             def at(beta: Tensor) -> Score:
                 return score(self.risk_sets(server, beta, size), events, first["event_sum"], beta)
@@ -261,7 +267,7 @@ class Cox(Algorithm):
         """Coefficients with limits, how well they rank, and curves of thirds by risk beside the model's."""
         state, schema = server.state, _agreed(server.schema)
         fit = CoxFit(**dict(state.fit))
-        z = NormalDist().inv_cdf((1 + self.level) / 2)
+        z = NormalDist().inv_cdf((1 + self.band_level) / 2)
         rows = [self.row(one, fit, k, z) for k, one in enumerate(design(schema))]
         within = Pairs(*state.pairs.tolist())
         figures: dict[str, Any] = {
@@ -280,7 +286,7 @@ class Cox(Algorithm):
             "events": int(counts[: len(schema.target.grid)].sum()),
             "c_index_by_ranges": concordance_of_counts(state.by_risk.cpu()).index,
         }
-        return Findings(figures, self.thirds(server, fit, schema), self.level)
+        return Findings(figures, self.thirds(server, fit, schema), self.band_level)
 
     def row(self, one: Input, fit: CoxFit, k: int, z: float) -> dict[str, Any]:
         """What is told of a coefficient, for one of the column's own units."""
@@ -311,7 +317,7 @@ class Cox(Algorithm):
             mine = part == third
             if not float(n[mine].sum()):
                 continue
-            curves.append(drawn(label, kaplan_meier(by_risk[mine].sum(0)), grid, self.level))
+            curves.append(drawn(label, kaplan_meier(by_risk[mine].sum(0)), grid, self.band_level))
             said = torch.exp(-middle[mine].exp()[:, None] * hazard.cumsum(0)[None, :])  # [ranges, G]
             mean = (n[mine] / n[mine].sum()) @ said
             curves.append(StepCurve(f"model, {label}", grid, mean.tolist(), model=True))

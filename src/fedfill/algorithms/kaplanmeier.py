@@ -82,7 +82,7 @@ class KaplanMeier(NoisySums, Algorithm):
     """Column by whose values rows are told apart, or site: by client; none: one curve."""
     strata: Literal["none", "site"] = "none"
     """Whether the log-rank test compares groups within each site, where sites have hazards of their own (site)."""
-    level: float = Field(default=0.95, gt=0, lt=1)
+    band_level: float = Field(default=0.95, gt=0, lt=1)
     """Confidence of the bands."""
 
     def check_schema(self, schema: Schema | None) -> None:
@@ -202,7 +202,7 @@ class KaplanMeier(NoisySums, Algorithm):
             name: {
                 "rows_at_risk": float(c.at_risk[0]),
                 "events": float(c.events.sum()),
-                **median(c, grid, self.level),
+                **median(c, grid, self.band_level),
                 "survival_at_the_end": float(c.survival[-1]),
             }
             for name, c in curves.items()
@@ -219,7 +219,7 @@ class KaplanMeier(NoisySums, Algorithm):
                 "observed": dict(zip(curves if state.tests is None else names, test.observed.tolist(), strict=True)),
                 "expected": dict(zip(curves if state.tests is None else names, test.expected.tolist(), strict=True)),
             }
-        return Findings(figures, [drawn(name, c, grid, self.level) for name, c in curves.items()], self.level)
+        return Findings(figures, [drawn(name, c, grid, self.band_level) for name, c in curves.items()], self.band_level)
 
 
 def _agreed(schema: Schema | None) -> Schema:
