@@ -10,6 +10,7 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 import torch
+from bench.same_bits import times
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.helpers import refused
@@ -347,3 +348,34 @@ def test_a_draft_of_odd_tables(tmp_path: Path) -> None:
         fedfill.describe(tmp_path / "no.csv")
     with refused("data", "beside target"):
         fedfill.describe(frame[["label", "one"]])
+
+
+def test_a_draft_of_times_to_an_event(tmp_path: Path) -> None:
+    rows = times()
+    drafted = fedfill.describe(rows, target="weeks", event="relapse", site="hospital", out=tmp_path / "schema.toml")
+    assert read_schema(tmp_path / "schema.toml") == drafted
+    assert (drafted.target.kind, drafted.target.event, drafted.site) == ("survival", "relapse", "hospital")
+    assert {*drafted.columns} == {"age", "arm", "grade"}
+    grid = np.array(drafted.target.grid)
+    assert len(grid) == 12
+    assert np.allclose(np.diff(grid), grid[0])
+    seen = (rows["weeks"] <= grid[-1]).mean()
+    assert 0.7 <= seen <= 0.9, "and some are there after its last time"
+    result = fedfill.run(
+        "kaplanmeier", data=rows, schema_file=tmp_path / "schema.toml", partition="domain", out=tmp_path / "run"
+    )
+    assert result.summary["findings"]["groups"]["all"]["survival_at_the_end"] < 0.5
+    small = fedfill.describe(rows.assign(weeks=rows["weeks"] / 1000), target="weeks", event="relapse")
+    assert small.target.grid == pytest.approx(grid / 1000)
+    for more, setting, facts in (
+        ({"target": "weeks", "event": "relapsed"}, "event", ["relapsed", "relapse"]),
+        ({"target": "weeks", "event": "weeks"}, "event", ["weeks"]),
+        ({"target": "arm", "event": "relapse"}, "target", ["arm", "times"]),
+        ({"target": "weeks", "event": "relapse", "site": "relapse"}, "site", ["relapse"]),
+    ):
+        with refused(setting, *facts):
+            fedfill.describe(rows, **more)
+    with refused("target", "times"):
+        fedfill.describe(rows.assign(weeks=-1), target="weeks", event="relapse")
+    with refused("data", "relapse", "2", "0"):
+        fedfill.describe(rows.assign(relapse=2), target="weeks", event="relapse")

@@ -54,6 +54,13 @@ def describe(
     target: Annotated[
         str | None, typer.Option(help="The column to be told of a row. [default: label]", show_default=False)
     ] = None,
+    event: Annotated[
+        str | None,
+        typer.Option(
+            help="The column that is 1 where an event came, and 0 where a row left without it; --target is then the time.",
+            show_default=False,
+        ),
+    ] = None,
     site: Annotated[
         str | None,
         typer.Option(
@@ -63,10 +70,11 @@ def describe(
     ] = None,
 ) -> None:
     """Draft a schema of a table, for sites to edit and to agree on."""
-    schema = fedfill.describe(table, target=target, site=site, out=out)
+    schema = fedfill.describe(table, target=target, event=event, site=site, out=out)
     tell(f"Written: {out}, with {len(schema.columns)} columns and the target {schema.target.column}.")
     tell("Its bounds and values come from records: edit them, and agree on them, before others see them.")
-    tell(f"Use it: fedfill run fedavg --data {table} --schema-file {out}")
+    method = "fedavg" if event is None else "kaplanmeier"
+    tell(f"Use it: fedfill run {method} --data {table} --schema-file {out}")
 
 
 @takes({"device"})

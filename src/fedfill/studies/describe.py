@@ -22,14 +22,28 @@ from fedfill.runs.directory import write_atomically
 
 FEW = 20
 """Up to so many different whole numbers in the target are classes."""
+TIMES = 12
+"""Times of a survival target's grid."""
+SEEN = 0.9
+"""Share of the rows that need not be told of after the grid's last time: who is still there is too few."""
+STEPS = (1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8)
+"""From one time of it to the next, times a power of ten."""
 HEAD = """\
 # A draft, made from one table. Its bounds, values and kinds come from records, rounded outwards: they are private until all
 # sites have agreed on them. Put in what everybody knows without looking: the possible ages, the categories of the form.
 # Columns that are left out are not used. bins: cells of equal width for counts. missing = false: no cell may be empty.
+# grid, of a target of times: the times at which anything will be told. Make them those that a reader asks for.
 """
 
 
-def describe(data: Any, *, target: str | None = None, site: str | None = None, out: str | Path | None = None) -> Schema:
+def describe(
+    data: Any,
+    *,
+    target: str | None = None,
+    event: str | None = None,
+    site: str | None = None,
+    out: str | Path | None = None,
+) -> Schema:
     """A draft of a schema from one site's table.
 
     Example::
@@ -39,6 +53,8 @@ def describe(data: Any, *, target: str | None = None, site: str | None = None, o
     Args:
         data: A CSV or Parquet file, a folder with ``train.csv`` or ``train.parquet``, or a data frame.
         target: The column to be told of a row; None: ``label``.
+        event: The column that is 1 where an event came, and 0 where the row left without it: then `target` is the time until then, and
+            the draft's target is of the kind ``survival``, with even times as its grid; None: the target is a class or a number.
         site: The column that says where a row comes from; None: ``domain`` where there is one.
         out: The TOML file to write, which must not be there yet; None: none is written.
 
@@ -55,7 +71,7 @@ def describe(data: Any, *, target: str | None = None, site: str | None = None, o
         raise FedfillError(f"out: {place} is there already, and may have been edited; allowed: a new file")
     table, where = _table(data)
     names = table.column_names
-    for setting, name in (("target", target), ("site", site)):
+    for setting, name in (("target", target), ("event", event), ("site", site)):
         if name is not None and name not in names:
             raise FedfillError(
                 f"{setting}: found '{name}', and {where} has no such column; {did_you_mean(name, names)}"
@@ -64,15 +80,21 @@ def describe(data: Any, *, target: str | None = None, site: str | None = None, o
         raise FedfillError(f"target: found no column '{LABEL}' in {where}; allowed: {', '.join(names)}")
     target = LABEL if target is None else target
     site = DOMAIN_COLUMN if site is None and DOMAIN_COLUMN in names else site
-    if target == site:
+    if site is not None and site in (target, event):
         raise FedfillError(f"site: found '{site}', which is the target; allowed: another column, or none")
-    columns = {
-        name: found for name in names if name not in (target, site) and (found := _column(table, name)) is not None
-    }
+    if target == event:
+        raise FedfillError(
+            f"event: found '{event}', which is the target; allowed: the column that says whether it came"
+        )
+    told = _target(table, target, where) if event is None else _times(table, target, event, where)
+    others = [name for name in names if name not in (target, event, site)]
+    columns = {name: found for name in others if (found := _column(table, name)) is not None}
     if not columns:
         raise FedfillError(f"data: {where} has no column beside target and site that a schema can hold")
-    document = {"site": site, "target": {"column": target, **_target(table, target, where)}, "columns": columns}
+    document = {"site": site, "target": {"column": target, **told}, "columns": columns}
     schema = from_document({name: part for name, part in document.items() if part is not None}, where)
+    if event is not None:  # every row has a time, and its event came or not
+        schema.target.labels({name: table.column(name).to_pylist() for name in (target, event)}, f"data: {where}")
     if place is not None:
         write_atomically(place, f"{HEAD}\n{schema.toml()}".encode())
     return schema
@@ -125,6 +147,19 @@ def _target(table: Any, name: str, where: str) -> dict[str, Any]:
     if not numbers and not is_text(table, name) and not isinstance(cells[0], bool):
         raise FedfillError(f"target: column '{name}' of {where} holds {shown(cells[0])}; allowed: words or numbers")
     return {"values": sorted(words, key=(lambda word: (float(word), word)) if numbers else None)}
+
+
+def _times(table: Any, name: str, event: str, where: str) -> dict[str, Any]:
+    """A target of times: even ones with few digits."""
+    cells = [cell for cell in table.column(name).to_pylist() if not empty_cell(cell)]
+    if not cells or not is_number(table, name) or min(cells) < 0 or not any(cells):
+        raise FedfillError(
+            f"target: column '{name}' of {where} holds no times; allowed with event: numbers of 0 or more, not all of them 0"
+        )
+    last = float(np.quantile(np.array(cells, dtype=np.float64), SEEN)) or float(max(cells))
+    unit = 10.0 ** math.floor(math.log10(last / TIMES))
+    step = max(step for step in STEPS if step <= last / TIMES / unit + 1e-9) * unit
+    return {"kind": "survival", "event": event, "grid": [float(f"{step * (k + 1):.12g}") for k in range(TIMES)]}
 
 
 def _outward(low: float, high: float) -> tuple[float, float]:
