@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from fedfill.studies.export import Exported
     from fedfill.studies.model import Predictions
 
-HEADERS = (b"file,row,class,probability", b"file,row,rank,class,probability")
-"""First lines of what `predict` writes."""
+HEADERS = (b"file,row,class,probability", b"file,row,rank,class,probability", b"file,row,risk,median,")
+"""What the first line of `predict`'s files begins with."""
 
 
 @takes({"data_dir"}, data_dir="With --pt2 and --onnx: another folder with the run's data. [default: the run's]")
@@ -101,7 +101,7 @@ def predict(
         ),
     ] = None,
 ) -> None:
-    """Predict the classes of new images or of new rows of a table."""
+    """Predict the classes of new images or of new rows of a table, or the times to an event of such rows."""
     if output is not None:
         _check_place(output)
     with _status("predicting", True) as status:
@@ -129,7 +129,8 @@ def _check_place(place: Path) -> None:
     try:
         ours = place.is_file()
         with place.open("rb") if ours else nullcontext() as file:
-            ours = file is not None and file.readline(200).rstrip() in (b"", *HEADERS)
+            first = b"?" if file is None else file.readline(200).rstrip()
+            ours = not first or first.startswith(HEADERS)
     except OSError as error:
         raise FedfillError(f"out: can't read {place} ({error.strerror or error}); name another place") from error
     if not ours:
@@ -158,7 +159,7 @@ def _print_exported(exported: Exported) -> None:
     }
     lines = [
         text,
-        f"{takes[inputs['kind']]}; names one of {len(card['class_names'])} classes; {models[0]['parameters']:,} numbers.",
+        f"{takes[inputs['kind']]}; {_names(card)}; {models[0]['parameters']:,} numbers.",
         *(
             f"{one['file']}: compared on {one['compared_on']:,} real samples, largest difference of a probability "
             f"{one['largest_difference']:.1e}; the same class for {one['same_class']:,}."
@@ -174,10 +175,23 @@ def _print_exported(exported: Exported) -> None:
     tell(f"Use it: fedfill predict {exported.directory}{client} PATH")
 
 
+def _names(card: dict[str, Any]) -> str:
+    """What a model says, in a clause."""
+    grid = card["inputs"].get("schema", {}).get("target", {}).get("grid", ())
+    return (
+        f"tells times to an event on {len(grid)} grid times"
+        if grid
+        else f"names one of {len(card['class_names'])} classes"
+    )
+
+
 def _print_predictions(found: Predictions, top: int) -> None:
     """A row for each prediction, as far as there is room."""
+    from fedfill.studies.model import SURVIVAL
+
     header, *rows = found.table(top)
     shown = [k for k, name in enumerate(header) if name != "row" or any(row[k] for row in rows)]
+    shown = [k for k in shown if not header[k].startswith(SURVIVAL) or k == len(header) - 1]  # the file has every time
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     for k in shown:
         table.add_column(header[k], overflow="fold", justify="left" if header[k] in ("file", "class") else "right")

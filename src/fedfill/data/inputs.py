@@ -73,6 +73,12 @@ class Inputs:
         return "images" if self.dtype == "uint8" else "numbers" if self.columns is None else "table"
 
     @property
+    def grid(self) -> tuple[float, ...]:
+        """The times at which a model of times to an event tells something, by the schema; empty of any other."""
+        schema = None if self.columns is None else self.columns.schema
+        return () if schema is None else schema.target.grid
+
+    @property
     def words(self) -> str:
         """What it is, for a sentence."""
         if self.kind == "images":

@@ -314,6 +314,21 @@ def total_hazard(log_probabilities: Tensor) -> Tensor:
     Returns:
         ``[n]``: the sum of -log(1 - h_k), with h_k the probability of an event at t_k among those still at risk there.
     """
-    chances = log_probabilities.double().exp()
+    return -_log_survival(log_probabilities.double().exp())[..., -1]
+
+
+def survival_of(probabilities: Tensor) -> Tensor:
+    """A model's S for each record.
+
+    Args:
+        probabilities: Of the cells, ``[n, 2G + 1]``.
+
+    Returns:
+        ``[n, G]``, 0..1: the product of 1 - h_k, with h_k the probability of an event at t_k among those still at risk there.
+    """
+    return _log_survival(probabilities.double()).exp()
+
+
+def _log_survival(chances: Tensor) -> Tensor:
     h = split(chances)[0] / at_risk(chances).clamp(min=1e-300)
-    return -torch.log1p(-h.clamp(max=1 - 1e-12)).sum(-1)
+    return torch.log1p(-h.clamp(max=1 - 1e-12)).cumsum(-1)

@@ -18,7 +18,10 @@ from fedfill.data.inputs import Inputs, Reader, Records
 from fedfill.data.samples import normalise
 from fedfill.engines.local import processors
 from fedfill.errors import FedfillError
+from fedfill.statistics.survival import survival_of, total_hazard
 
+SURVIVAL = "survival at "
+"""What the name of a column of probabilities begins with; then the time."""
 CHUNK = 250
 """Inputs that a thread scores at once."""
 
@@ -33,6 +36,7 @@ class Predictions:
         files: Where each input was found; empty where they came from Python.
         rows: Its row there, from 0; None of a file that is one image; likewise.
         notes: Sentences on what was changed or left out, such as images of another size.
+        grid: Of a model of times to an event: the G times of its schema, and the classes are their 2 G + 1 cells; else empty.
     """
 
     class_names: tuple[str, ...]
@@ -40,6 +44,7 @@ class Predictions:
     files: tuple[str, ...] = ()
     rows: tuple[int | None, ...] = ()
     notes: tuple[str, ...] = ()
+    grid: tuple[float, ...] = ()
 
     def __len__(self) -> int:
         """How many inputs there were."""
@@ -47,6 +52,8 @@ class Predictions:
 
     def __repr__(self) -> str:
         """How many of which classes."""
+        if self.grid:
+            return f"<{len(self)} predictions of times to an event>"
         counts = torch.bincount(self.indices, minlength=len(self.class_names)).tolist()
         said = ", ".join(f"{name} {count}" for name, count in zip(self.class_names, counts, strict=True) if count)
         return f"<{len(self)} predictions: {said}>" if len(said) < 200 else f"<{len(self)} predictions>"
@@ -75,8 +82,51 @@ class Predictions:
         pairs = zip(order.indices[:, :n].tolist(), order.values[:, :n].tolist(), strict=True)
         return [[(self.class_names[c], p) for c, p in zip(*pair, strict=True)] for pair in pairs]
 
+    @property
+    def survival(self) -> Tensor:
+        """Of a model of times: the probability that the event has not come by each grid time, ``[n, G]`` float64."""
+        return survival_of(self.probabilities)
+
+    @property
+    def risk(self) -> Tensor:
+        """Of a model of times: the cumulative hazard over the grid, by which rows are ranked, ``[n]`` float64: the higher the sooner."""
+        return total_hazard(self.probabilities.double().clamp(min=1e-300).log())
+
+    @property
+    def medians(self) -> list[float | None]:
+        """Of a model of times: the first grid time by which the event has come with a probability of one half; None: it is later."""
+        return [
+            next((t for t, s in zip(self.grid, row, strict=True) if s <= 0.5 + 1e-9), None) for row in self.survival.tolist()
+        ]
+
+    def _times(self) -> Iterator[tuple[str, ...]]:
+        yield ("file", "row", "risk", "median", *(f"{SURVIVAL}{time:g}" for time in self.grid))
+        files, rows = self.files or ("",) * len(self), self.rows or range(len(self))
+        found = zip(files, rows, self.risk.tolist(), self.medians, self.survival.tolist(), strict=True)
+        for file, row, risk, median, survival in found:
+            half = "" if median is None else f"{median:g}"
+            yield (file, "" if row is None else str(row), f"{risk:.6g}", half, *(f"{s:.6f}" for s in survival))
+
     def table(self, top: int = 1) -> Iterator[tuple[str, ...]]:
-        """The header and the lines of a tidy table: file, row, with several classes the rank, class, probability."""
+        """The header and the lines of a tidy table.
+
+        Args:
+            top: How many classes of each.
+
+        Yields:
+            file, row, with several classes the rank, class, probability. Of a model of times: file, row, risk, median (empty where it
+            is after the grid), and the probability that the event has not come by each grid time.
+
+        Raises:
+            FedfillError: Where several classes of a model of times are asked for.
+        """
+        if self.grid:
+            if top > 1:
+                raise FedfillError(
+                    f"top: found {top} with a model of times to an event, which names no classes; allowed: 1"
+                )
+            yield from self._times()
+            return
         rank = ("rank",) if top > 1 else ()
         yield ("file", "row", *rank, "class", "probability")
         files, rows = self.files or ("",) * len(self), self.rows or range(len(self))
@@ -119,6 +169,11 @@ class Model(nn.Module):
         self.client = client
         self.eval()
 
+    @property
+    def grid(self) -> tuple[float, ...]:
+        """The times of a model of times to an event; empty of one of classes."""
+        return self.inputs.grid
+
     def forward(self, inputs: Tensor) -> Tensor:
         """Class scores.
 
@@ -152,7 +207,7 @@ class Model(nn.Module):
             return self.predict_files(paths, seen)
         reader = Reader(self.inputs)
         probabilities = self._probabilities(reader.objects(data))
-        return Predictions(self.class_names, probabilities, notes=reader.notes)
+        return Predictions(self.class_names, probabilities, notes=reader.notes, grid=self.grid)
 
     def predict_files(self, paths: Iterable[str | Path], seen: Callable[[int], None] | None = None) -> Predictions:
         """Those of files and folders.
@@ -177,7 +232,7 @@ class Model(nn.Module):
                 seen(len(files))
         if not parts:
             raise FedfillError("paths: found none; allowed: files and folders")
-        return Predictions(self.class_names, torch.cat(parts), tuple(files), tuple(rows), reader.notes)
+        return Predictions(self.class_names, torch.cat(parts), tuple(files), tuple(rows), reader.notes, self.grid)
 
     def _probabilities(self, inputs: Tensor) -> Tensor:
         """``[n, classes]`` on the CPU."""
@@ -216,4 +271,5 @@ class Model(nn.Module):
     def extra_repr(self) -> str:
         """Shown in the module's printed form."""
         whose = "" if self.client is None else f", of client {self.client}"
-        return f"takes {self.inputs.words}, {len(self.class_names)} classes{whose}"
+        what = f"times to an event on {len(self.grid)} grid times" if self.grid else f"{len(self.class_names)} classes"
+        return f"takes {self.inputs.words}, {what}{whose}"
