@@ -22,6 +22,7 @@ from fedfill.engines.local import LocalEngine
 from fedfill.errors import DivergedError, FedfillError
 from fedfill.experiment.prepare import Prepared, arrange
 from fedfill.experiment.summary import Result
+from fedfill.statistics.survival import FIGURES as TIMES
 from fedfill.studies import compare as comparison
 from fedfill.studies.compare import compare, parse_variant, unshared
 from fedfill.studies.comparison import Comparison, Difference, Row, paired_difference
@@ -101,8 +102,8 @@ def test_finished_runs_are_not_run_again(tiny: Comparison, tmp_path: Path, monke
 def test_tidy_csv(tiny: Comparison) -> None:
     with (tiny.directory / "comparison.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
-    # there are no validation splits, and classes are learnt, no numbers
-    judged = [name for name in FIGURES if not name.startswith("selected_") and name not in NUMBERS]
+    # there are no validation splits, and classes are learnt, no numbers and no times
+    judged = [name for name in FIGURES if not name.startswith("selected_") and name not in {*NUMBERS, *TIMES}]
     assert len(rows) == len(LABELS) * len(SEEDS) * len(judged)
     assert list(rows[0]) == ["algorithm", "seed", "figure", "value"]
     assert len({(row["algorithm"], row["seed"], row["figure"]) for row in rows}) == len(rows)
