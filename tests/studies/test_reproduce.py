@@ -324,6 +324,29 @@ def test_a_classifier_that_saw_synthetic_samples_alone(folder: Path, tmp_path: P
         reproduce(folder, seeds=[0], out=tmp_path / "runs")
 
 
+def test_the_epsilon_of_the_one_part_that_has_one(folder: Path, tmp_path: Path) -> None:
+    """SDA-FL's images have a guarantee, and its updates none."""
+    few = "rounds = 1\nclients = 2\ndata_fraction = 0.2\n"
+    rows = """
+[[rows]]
+name = "images"
+algorithm = "sdafl"
+options = { noise = "dpsgd", target_epsilon = 8.0, gan_iterations = 1, gan_width = 4, images_per_client = 10, local_epochs = 1 }
+
+[[rows]]
+name = "all of it"
+algorithm = "fed3r"
+options = { features = "conv(6) > project(12)", target_epsilon = 3.0 }
+"""
+    head = 'title = "A table"\nsource = "Ours."\nfigures = ["epsilon_added", "part_epsilon_added"]\n'
+    (folder / "table.toml").write_text(f"{head}\n[options]\n{few}{rows}")
+    images, whole = reproduce(folder, seeds=[0], out=tmp_path / "runs").entries
+    assert images.figures["epsilon_added"] is None
+    assert images.figures["part_epsilon_added"] == pytest.approx(8, rel=0.01)
+    assert whole.figures["epsilon_added"] == pytest.approx(3, rel=0.01)
+    assert whole.figures["part_epsilon_added"] is None
+
+
 def test_a_row_that_diverges_is_shown_as_such_and_the_others_are_run(folder: Path, tmp_path: Path) -> None:
     fast = """
 [[rows]]

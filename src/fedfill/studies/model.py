@@ -96,7 +96,8 @@ class Predictions:
     def medians(self) -> list[float | None]:
         """Of a model of times: the first grid time by which the event has come with a probability of one half; None: it is later."""
         return [
-            next((t for t, s in zip(self.grid, row, strict=True) if s <= 0.5 + 1e-9), None) for row in self.survival.tolist()
+            next((t for t, s in zip(self.grid, row, strict=True) if s <= 0.5 + 1e-9), None)
+            for row in self.survival.tolist()
         ]
 
     def _times(self) -> Iterator[tuple[str, ...]]:

@@ -113,6 +113,7 @@ def reproduce(
                 figures = {name: result.summary.get(name) for name in KEPT} | {"curve": result.curve}
                 account = result.summary["privacy"]
                 figures |= {"epsilon": account["total_epsilon"], "epsilon_added": account.get("total_epsilon_added")}
+                figures["part_epsilon_added"] = _of_part(account)
                 figures["client_epsilon"] = result.rounds[-1].get("client_epsilon")
                 if row.name in makers:
                     figures["synthetic_accuracy"] = _of_synthetic(place, content.per_class, options)
@@ -135,6 +136,12 @@ def _of_synthetic(place: Path, per_class: int | None, options: Mapping[str, Any]
     where = {name: options[name] for name in ("data_dir", "device") if name in options}
     trained = measure(place, per_class=per_class, **where).document["trained_on"]
     return None if trained is None else trained["synthetic"]["accuracy"]["value"]
+
+
+def _of_part(account: Mapping[str, Any]) -> float | None:
+    """Epsilon, for a record added or removed, of the one release that has a guarantee beside others without; None of other accounts."""
+    found = [entry["epsilon_added"] for entry in account["entries"] if entry.get("epsilon_added")]
+    return found[0] if account["total_epsilon"] is None and len(found) == 1 else None
 
 
 def _slug(name: str) -> str:

@@ -28,7 +28,7 @@ from fedfill.training.evaluation import FAIRNESS
 BEGIN, END = "<!-- figures: written by fedfill reproduce -->", "<!-- end of figures -->"
 FIGURES = (
     "accuracy", "best_accuracy", *FAIRNESS, "selected_accuracy", "selected_mean_client_accuracy",
-    *OF_TRAINED_HEAD, "epsilon", "epsilon_added", "client_epsilon", "synthetic_accuracy",
+    *OF_TRAINED_HEAD, "epsilon", "epsilon_added", "part_epsilon_added", "client_epsilon", "synthetic_accuracy",
 )  # fmt: skip
 """What a table may compare, beside ``client:K`` and ``selected_client:K``, the accuracy on client K's own test split."""
 LISTS = {"client": "accuracy_by_client", "selected_client": "selected_accuracy_by_client"}
@@ -51,6 +51,7 @@ KEPT = (
     *OF_TRAINED_HEAD,
     "epsilon",
     "epsilon_added",
+    "part_epsilon_added",
     "client_epsilon",
     "synthetic_accuracy",
     *LISTS.values(),
@@ -58,7 +59,7 @@ KEPT = (
     "diverged",
     "version",
 )
-COSTS = ("epsilon_added", "epsilon", "client_epsilon", "bytes_up", "seconds")
+COSTS = ("epsilon_added", "epsilon", "part_epsilon_added", "client_epsilon", "bytes_up", "seconds")
 PICTURE, AGAINST = "accuracy.png", "against.png"
 
 
