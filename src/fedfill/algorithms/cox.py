@@ -16,7 +16,7 @@ from scipy.special import ndtr
 from torch import Tensor, nn
 
 from fedfill.algorithms import Algorithm
-from fedfill.algorithms._survival import drawn, grid_of, left_shares, require_hazards, with_hazards, with_risk
+from fedfill.algorithms._survival import agreed, drawn, grid_of, left_shares, require_hazards, with_hazards, with_risk
 from fedfill.data.schema import Schema
 from fedfill.errors import FedfillError
 from fedfill.privacy.packed import pack, unpack
@@ -135,7 +135,7 @@ class Cox(Algorithm):
 
     def round(self, server: Server, t: int) -> None:
         """Newton's steps until nothing changes, then how well the risks rank."""
-        schema, state = _agreed(server.schema), server.state
+        schema, state = agreed(server.schema), server.state
         inputs, size = design(schema), len(schema.target.grid)
         server.warn(NO_EPSILON)
         if self.strata == "site":
@@ -205,7 +205,7 @@ class Cox(Algorithm):
 
     def rows(self, client: Client) -> tuple[Tensor, Tensor, int]:
         """Covariates ``[n, p]``, cells ``[n]`` and G, where enough are at risk at each time of the grid."""
-        schema = _agreed(client.schema)
+        schema = agreed(client.schema)
         places, grid = [one.place for one in design(schema)], schema.target.grid
         cells = client.data.labels.cpu()
         last = times_at_risk(cells, len(grid))
@@ -248,9 +248,9 @@ class Cox(Algorithm):
     def ranks(self, client: Client, message: AskAt) -> CoxSums:
         """The same, and rows by range of risk and cell."""
         pairs, risk, cells = self.own_pairs(client, message)
-        low, high = span(design(_agreed(client.schema)), message.beta.cpu())
+        low, high = span(design(agreed(client.schema)), message.beta.cpu())
         place = ((risk - low) / max(high - low, 1e-12) * RANGES).long().clamp(0, RANGES - 1)
-        width = len(_agreed(client.schema).target.classes)
+        width = len(agreed(client.schema).target.classes)
         by_risk = torch.bincount(place * width + cells, minlength=RANGES * width).reshape(RANGES, width)
         return CoxSums({"pairs": pairs, "by_risk": by_risk.double()})
 
@@ -265,7 +265,7 @@ class Cox(Algorithm):
 
     def findings(self, server: Server) -> Findings:
         """Coefficients with limits, how well they rank, and curves of thirds by risk beside the model's."""
-        state, schema = server.state, _agreed(server.schema)
+        state, schema = server.state, agreed(server.schema)
         fit = CoxFit(**dict(state.fit))
         z = NormalDist().inv_cdf((1 + self.band_level) / 2)
         rows = [self.row(one, fit, k, z) for k, one in enumerate(design(schema))]
@@ -342,9 +342,3 @@ def span(inputs: list[Input], beta: Tensor) -> tuple[float, float]:
     """The least and the most that a risk can be, whatever the row."""
     ends = [sorted((float(b) * one.low, float(b) * one.high)) for one, b in zip(inputs, beta, strict=True)]
     return sum(low for low, _ in ends), sum(high for _, high in ends)
-
-
-def _agreed(schema: Schema | None) -> Schema:
-    """The schema, which `check_schema` has made sure of."""
-    assert schema is not None
-    return schema

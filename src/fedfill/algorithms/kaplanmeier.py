@@ -14,7 +14,16 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from fedfill.algorithms import Algorithm
-from fedfill.algorithms._survival import cumulative, drawn, grid_of, left_shares, median, require_hazards, with_hazards
+from fedfill.algorithms._survival import (
+    agreed,
+    cumulative,
+    drawn,
+    grid_of,
+    left_shares,
+    median,
+    require_hazards,
+    with_hazards,
+)
 from fedfill.data.schema import Schema
 from fedfill.errors import FedfillError, did_you_mean
 from fedfill.privacy.releases import Release, unbounded
@@ -119,7 +128,7 @@ class KaplanMeier(NoisySums, Algorithm):
         labels = client.data.labels.cpu()
         if self.group is None or self.group == SITE:
             return torch.full_like(labels, 0 if self.group is None else client.id)
-        schema = _agreed(client.schema)
+        schema = agreed(client.schema)
         codes = schema.codes_of(client.data.inputs, client.data.labels)
         return torch.from_numpy(codes[:, list(schema.names).index(self.group)].copy())
 
@@ -148,7 +157,7 @@ class KaplanMeier(NoisySums, Algorithm):
 
     def round(self, server: Server, t: int) -> None:
         """Sum the counts; everything else follows from them."""
-        state, schema = server.state, _agreed(server.schema)
+        state, schema = server.state, agreed(server.schema)
         size, names = len(schema.target.grid), self.groups(schema, server.clients)
         statistic = self.statistic(len(names), size)
         message = AskCounts(server.clients)
@@ -168,7 +177,7 @@ class KaplanMeier(NoisySums, Algorithm):
     @client_handler
     def count(self, client: Client, message: AskCounts) -> Sums:
         """Counts over the client's rows."""
-        schema = _agreed(client.schema)
+        schema = agreed(client.schema)
         groups = len(self.groups(schema, message.clients))
         statistic = self.statistic(groups, len(schema.target.grid))
         records = [(self.group_of(client)[:, None].double(), client.data.labels)]
@@ -177,7 +186,7 @@ class KaplanMeier(NoisySums, Algorithm):
     @client_handler
     def test(self, client: Client, message: AskCounts) -> Tests:
         """The log-rank test among the client's own rows."""
-        schema = _agreed(client.schema)
+        schema = agreed(client.schema)
         k, cells = len(self.groups(schema, message.clients)), len(schema.target.classes)
         index = self.group_of(client) * cells + client.data.labels.cpu()
         own = log_rank(torch.bincount(index, minlength=k * cells).reshape(k, cells))
@@ -193,7 +202,7 @@ class KaplanMeier(NoisySums, Algorithm):
 
     def findings(self, server: Server) -> Findings:
         """Curves by group, medians and the test."""
-        state, schema = server.state, _agreed(server.schema)
+        state, schema = server.state, agreed(server.schema)
         grid, names = schema.target.grid, self.groups(schema, server.clients)
         found = {name: self.curve(counts, state.std) for name, counts in zip(names, state.counts.cpu(), strict=True)}
         # a group without rows has no curve; under noise nobody knows which ones have none
@@ -220,9 +229,3 @@ class KaplanMeier(NoisySums, Algorithm):
                 "expected": dict(zip(curves if state.tests is None else names, test.expected.tolist(), strict=True)),
             }
         return Findings(figures, [drawn(name, c, grid, self.band_level) for name, c in curves.items()], self.band_level)
-
-
-def _agreed(schema: Schema | None) -> Schema:
-    """The schema, which `check_schema` has made sure of."""
-    assert schema is not None
-    return schema
