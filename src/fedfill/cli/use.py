@@ -101,7 +101,7 @@ def predict(
         ),
     ] = None,
 ) -> None:
-    """Predict the classes of new images or of new rows of a table, or the times to an event of such rows."""
+    """Predict the classes of new images or rows, or times to an event."""
     if output is not None:
         _check_place(output)
     with _status("predicting", True) as status:
