@@ -101,7 +101,7 @@ def predict(
         ),
     ] = None,
 ) -> None:
-    """Predict the classes of new images or rows, or times to an event."""
+    """Predict classes of new images or rows, or times to an event."""
     if output is not None:
         _check_place(output)
     with _status("predicting", True) as status:
