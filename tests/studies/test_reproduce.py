@@ -201,7 +201,9 @@ def test_a_table_draws_accuracy_against_a_cost(folder: Path, tmp_path: Path) -> 
     assert "![accuracy against bytes up](against.png)" in (folder / "README.md").read_text()
     with Image.open(folder / "against.png") as picture:
         assert picture.size > (300, 200)
-    assert "a line" in (folder / "against.svg").read_text()
+    drawn = (folder / "against.svg").read_text()
+    assert "a line" in drawn
+    assert "mathdefault" not in drawn, "no tick is labelled in a language of formulas"
     (folder / "table.toml").write_text(series.replace("bytes_up", "bites_up"))
     with refused("against", "bites_up", "bytes_up"):
         reproduce(folder, out=tmp_path / "runs")

@@ -18,7 +18,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
 from matplotlib.text import Text
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import LogLocator, MaxNLocator
 
 from fedfill.data.samples import Samples
 from fedfill.errors import FedfillError
@@ -276,7 +276,8 @@ def accuracy_against(
         axes.errorbar(
             places, means, np.maximum(ends, 0), color=_colour(k), label=label, linewidth=1.6, capsize=2, **style
         )
-    axes.set_xscale("log")
+    axes.set_xscale("log", subs=[])  # no small ticks: they would be labelled too
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes.xaxis.set_major_formatter("{x:g}")
     axes.set_title(
         _under(title) + f"accuracy against {cost}: mean and range of seeds", loc="left", color=INK, fontsize=11
