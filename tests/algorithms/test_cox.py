@@ -22,7 +22,7 @@ from fedfill.algorithms.cox import design, span
 from fedfill.data.schema import from_document, read_schema
 from fedfill.experiment.loop import make_server
 from fedfill.experiment.prepare import arrange
-from fedfill.statistics.survival import concordance
+from fedfill.statistics.survival import concordance, kaplan_meier
 from fedfill.tree import sha256
 
 
@@ -88,6 +88,44 @@ def test_the_network_holds_the_fit(tmp_path: Path) -> None:
     middle = math.exp(float(np.dot(fit.params, [57.5, 1, 0, 0])))
     hazard = [events[seen == time].sum() / factor[seen >= time].sum() * middle for time in GRID]
     assert result.weights["classifier.log_hazard"].double().exp().numpy() == pytest.approx(np.array(hazard), rel=1e-5)
+
+
+def test_the_network_tells_what_the_curves_tell_however_far_from_zero_the_rows_lie(tmp_path: Path) -> None:
+    """A laboratory value at one end of wide bounds, which protects: a row whose inputs are 0 has next to no hazard."""
+    draw = np.random.default_rng(0)
+    lab = draw.lognormal(0.0, 0.6, 400).clip(0, 99)
+    ends = draw.exponential(30, 400) * np.exp(0.7 * lab)
+    data = pd.DataFrame(
+        {"lab": lab, "weeks": ends.clip(max=48), "relapse": (ends <= 48).astype(int), "hospital": [*range(4)] * 100}
+    )
+    document = {
+        "site": "hospital", "columns": {"lab": {"kind": "real", "low": 0, "high": 100}},
+        "target": {"column": "weeks", "kind": "survival", "event": "relapse", "grid": GRID.tolist()},
+    }  # fmt: skip
+    (tmp_path / "schema.toml").write_text(from_document(document, "").toml())
+    result = run("cox", tmp_path / "run", data=data, schema_file=tmp_path / "schema.toml", client_test=0.0)
+    (row,) = (row for row in result.summary["findings"]["coefficients"] if row["name"] == "lab")
+    assert row["coefficient"] < -0.5
+    said = fedfill.predict(result, data[["lab"]]).survival.mean(0)
+    cells = torch.from_numpy(read_schema(tmp_path / "schema.toml").target.labels(dict(data[["weeks", "relapse"]]), ""))
+    seen = kaplan_meier(torch.bincount(cells, minlength=2 * len(GRID) + 1)).survival
+    assert said.numpy() == pytest.approx(seen.numpy(), abs=0.02)
+
+
+def test_within_sites_the_network_ranks_and_tells_no_probability(tmp_path: Path) -> None:
+    """Nobody but a site knows its hazard over time."""
+    result = run("cox", tmp_path / "run", strata="site")
+    assert result.summary["findings"]["ranks_only"]
+    rows = pd.DataFrame({"age": [20, 90], "arm": ["new", "old"], "grade": ["low", "high"]})
+    risk = {name: row["coefficient"] for name, row in coefficients(result).items()}
+    for place in (result, fedfill.export(result, tmp_path / "model")):
+        found = fedfill.predict(place, rows)
+        assert next(iter(found.table())) == ("file", "row", "risk")
+        by_hand = 70 * risk["age"] + 2 * risk["grade"] - risk["arm: new against old"]
+        assert float(torch.log(found.risk[1] / found.risk[0])) == pytest.approx(by_hand, abs=1e-4)
+        with refused("survival", "strata=none"):
+            _ = found.medians
+    assert "ranks_only" not in run("cox", tmp_path / "whole").summary["findings"]
 
 
 def test_how_well_it_ranks(tmp_path: Path) -> None:
@@ -167,11 +205,22 @@ def test_what_no_row_tells_is_named(tmp_path: Path) -> None:
     assert found["arm: new against old"]["se"] > 0
 
 
+def test_what_no_row_tells_apart_is_named(tmp_path: Path) -> None:
+    """Where nobody has the word with which the others are compared, they can't be."""
+    data = times()
+    result = run("cox", tmp_path / "run", data=data.assign(arm=data["arm"].replace({"old": "other"})))
+    found = coefficients(result)
+    assert found["arm: new against old"]["why"] == "no row tells it apart from 'arm: other against old'"
+    assert found["arm: other against old"]["why"] == "no row tells it apart from 'arm: new against old'"
+    assert found["age"]["se"] > 0
+
+
 def test_a_column_that_tells_the_event_is_told(tmp_path: Path) -> None:
     data = times().assign(arm=lambda rows: np.where(rows["relapse"] == 1, "new", "old"))
-    result = run("cox", tmp_path / "run", data=data, most_steps=6)
-    assert not result.summary["findings"]["converged"]
-    assert any("most_steps" in warning for warning in result.summary["warnings"])
+    for most in (6, 40):
+        result = run("cox", tmp_path / str(most), data=data, most_steps=most)
+        assert not result.summary["findings"]["converged"]
+        assert any("most_steps" in warning and "arm: new" in warning for warning in result.summary["warnings"])
 
 
 def test_the_span_of_risks_is_that_of_all_rows_that_could_be() -> None:

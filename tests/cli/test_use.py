@@ -50,6 +50,8 @@ def test_nothing_but_earlier_predictions_is_replaced(elsewhere: Path, images: li
     """Least of all what was read."""
     (elsewhere / "notes.csv").write_text("a,b\n1,2\n")
     refused(["predict", "run", *images, "--out", "notes.csv"], "out")
+    (elsewhere / "theirs.csv").write_text("file,row,risk,median,mine\nscan,1,high,,keep\n")
+    refused(["predict", "run", *images, "--out", "theirs.csv"], "out")
     before = (elsewhere / images[0]).read_bytes()
     refused(["predict", "run", *images, "--out", images[0]], "out")
     assert (elsewhere / images[0]).read_bytes() == before

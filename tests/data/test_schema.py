@@ -375,7 +375,10 @@ def test_a_draft_of_times_to_an_event(tmp_path: Path) -> None:
     ):
         with refused(setting, *facts):
             fedfill.describe(rows, **more)
-    with refused("target", "times"):
-        fedfill.describe(rows.assign(weeks=-1), target="weeks", event="relapse")
+    one = rows.assign(weeks=rows["weeks"].where(rows.index != 6, -1.5))
+    with refused("target", "column 'weeks'", "-1.5", "row 7", "0 or more"):
+        fedfill.describe(one, target="weeks", event="relapse")
+    with refused("target", "no times"):
+        fedfill.describe(rows.assign(weeks=0), target="weeks", event="relapse")
     with refused("data", "relapse", "2", "0"):
         fedfill.describe(rows.assign(relapse=2), target="weeks", event="relapse")

@@ -102,7 +102,8 @@ def test_what_the_records_say_nothing_of_stays_zero_and_the_rest_is_as_without_i
     found, own = torch.from_numpy(cells(times, events, grid)), torch.from_numpy(x)
     alone = fitted(own, found, len(grid))
     wide = fitted(torch.cat([own, torch.ones(300, 1), own[:, :1]], 1), found, len(grid))
-    assert wide.known.tolist() == [True, True, False, True]
+    assert wide.known.tolist() == [False, True, False, False]
+    assert [wide.mixed_with(k) for k in range(4)] == [[3], [], [], [0]]
     assert float(wide.beta[2]) == 0
     assert float(wide.beta[0] + wide.beta[3]) == pytest.approx(float(alone.beta[0]), abs=1e-8)
     assert float(wide.beta[1]) == pytest.approx(float(alone.beta[1]), abs=1e-8)
@@ -116,6 +117,8 @@ def test_a_column_that_tells_the_event_has_no_end() -> None:
     fit = fitted(torch.from_numpy(events.astype(np.float64))[:, None] * 4, found, 10, most=8)
     assert (fit.converged, fit.asked) == (False, 8)
     assert float(fit.beta) > 0.5
+    for most in (30, 60, 200):  # however long: the information goes to nothing, and the steps do not
+        assert not fitted(torch.from_numpy(events.astype(np.float64))[:, None] * 4, found, 10, most=most).converged
     with pytest.raises(FedfillError, match="cox: found a hazard"):
         risk_sums(torch.full((2, 1), 1e4), found[:2], 10, torch.ones(1))
 

@@ -241,6 +241,17 @@ def test_a_difference_that_is_no_noise_has_no_such_verdict(tmp_path: Path) -> No
     assert "more than chance" in highest.sentence
 
 
+def test_rows_without_the_figure_are_not_ranked(tmp_path: Path) -> None:
+    """No two rows of a small test set can be compared: then there is no C-index, and not one of 0."""
+    more = {"target": "survival", "c_index": None}
+    base, other = (
+        Row(name, tuple(result(tmp_path, name, seed, 0.2, **more) for seed in (0, 1))) for name in ("cox", "fedavg")
+    )
+    found = kinds(Comparison((base, other), (0, 1), tmp_path, base))
+    assert HIGHEST not in found
+    assert WITHIN_NOISE not in found
+
+
 def test_one_seed_and_a_diverged_row(tmp_path: Path) -> None:
     base, other = rows(tmp_path, fedavg=[0.5], fed3r=[0.7])
     broken = Row("fedprox", (None,))

@@ -59,6 +59,11 @@ def test_medians_are_the_first_times_by_which_half_have_had_it() -> None:
 def test_on_the_command_line(tmp_path: Path) -> None:
     run("kaplanmeier", tmp_path / "run")
     times().drop(columns=["weeks", "relapse"]).to_csv(tmp_path / "new.csv", index=False)
+    run("cox", tmp_path / "ranks", strata="site")
+    for _ in range(2):
+        asked = ["predict", str(tmp_path / "ranks"), str(tmp_path / "new.csv"), "--out", str(tmp_path / "ranks.csv")]
+        assert CliRunner().invoke(app, asked).exit_code == 0
+    assert (tmp_path / "ranks.csv").read_text().startswith("file,row,risk\n")
     asked = ["predict", str(tmp_path / "run"), str(tmp_path / "new.csv")]
     printed = CliRunner().invoke(app, asked)
     rows = list(csv.reader(io.StringIO(printed.stdout)))

@@ -52,7 +52,7 @@ def require_hazards(model: nn.Module, algorithm: str) -> None:
         raise FedfillError(f"model: found a {type(model).__name__} of its own kind with {algorithm}; allowed: hazards")
 
 
-def with_hazards(weights: Weights, hazard: Tensor, leaving: Tensor, rows: float) -> Weights:
+def with_hazards(weights: Weights, hazard: Tensor, leaving: Tensor, rows: float, exposed: float) -> Weights:
     """The network's weights with hazards in them.
 
     What was never seen has a small probability all the same: over the whole grid half an event, and half a row that leaves.
@@ -62,13 +62,16 @@ def with_hazards(weights: Weights, hazard: Tensor, leaving: Tensor, rows: float)
         hazard: h_k of a row whose inputs are 0, ``[G]``, 0 or more.
         leaving: Probability of leaving after each grid time but the last, ``[G]``, 0..1.
         rows: How many there were.
+        exposed: The most that a grid time has at risk, each row counted by how many times that hazard its own is. So where there was
+            an event, the hazard stays as it is, however far from 0 the inputs are.
 
     Returns:
         All of them, in their own types.
     """
     least = 0.5 / (max(rows, 1.0) * len(hazard))
+    unseen = 0.5 / ((exposed if exposed > 0 else 1.0) * len(hazard))
     found = {
-        "classifier.log_hazard": hazard.clamp(min=least).log(),
+        "classifier.log_hazard": hazard.clamp(min=unseen).log(),
         "classifier.leaving": leaving.clamp(least, 1 - least).logit(),
     }
     return {**weights, **{name: x.to(weights[name]) for name, x in found.items()}}

@@ -141,7 +141,7 @@ class Cox(Algorithm):
         if self.strata == "site":
             fit = self.fitted(server, lambda beta: self.summed_scores(server, beta), len(inputs))
             found = self.total(server, self.pairs_within, AskAt(fit.beta), {"pairs": (3,)})
-            weights = server.initial  # sites keep their hazards to themselves
+            weights = server.initial  # sites keep their hazards to themselves: the network ranks, and tells no more
         else:
             shapes = {"cells": (2 * size + 1,), "event_sum": (len(inputs),)}
             first = self.total(server, self.counts, AskAt(torch.zeros(0, dtype=torch.float64)), shapes)
@@ -157,10 +157,12 @@ class Cox(Algorithm):
                 return score(self.risk_sets(server, beta, size), events, first["event_sum"], beta)
 
             fit = self.fitted(server, at, len(inputs))
-            hazard = breslow(self.risk_sets(server, fit.beta, size), events)
+            sums = self.risk_sets(server, fit.beta, size)
+            hazard, exposed = breslow(sums, events), float(sums.s0.max())
             found = self.total(server, self.ranks, AskAt(fit.beta), {"pairs": (3,), "by_risk": (RANGES, 2 * size + 1)})
             state.counts, state.hazard, state.by_risk = first["cells"], hazard, found["by_risk"]
-            weights = with_hazards(server.initial, hazard, left_shares(first["cells"]), float(first["cells"].sum()))
+            leaving, rows = left_shares(first["cells"]), float(first["cells"].sum())
+            weights = with_hazards(server.initial, hazard, leaving, rows, exposed)
         state.fit = {name: x if isinstance(x, Tensor) else float(x) for name, x in vars(fit).items()}
         state.pairs = found["pairs"]
         state.weights = with_risk(weights, [one.place for one in inputs], fit.beta)
@@ -170,7 +172,8 @@ class Cox(Algorithm):
         fit = newton(at, p, self.most_steps)
         if not fit.converged:
             server.warn(
-                f"most_steps: after {fit.asked} the likelihood still grows; where one column tells the event from none it does so for ever."
+                f"most_steps: after {fit.asked} the likelihood still grows; where a column tells the event from none it does so for ever, and "
+                f"its coefficient means nothing. Least is known of '{design(agreed(server.schema))[int(fit.se.argmax())].name}'."
             )
         return fit
 
@@ -213,10 +216,10 @@ class Cox(Algorithm):
         few = (n > 0) & (n < self.fewest)  # nobody's sums are 0, and tell of nobody
         if self.strata == "none" and bool(few.any()):
             enough = int(few.nonzero()[0])
-            until = f"a grid that ends at {grid[enough - 1]:g}" if enough else "no grid of this schema"
+            until = f"{self.fewest} or more, as with a grid that ends at {grid[enough - 1]:g}; or " if enough else ""
             raise FedfillError(
-                f"fewest: client {client.id} has {int(n[enough])} rows at risk at {grid[enough]:g}; allowed: {self.fewest} or more, as with "
-                f"{until}; or strata=site, which sends no sums over those at risk; or a smaller number"
+                f"fewest: client {client.id} has {int(n[enough])} rows at risk at {grid[enough]:g}, and {self.fewest} are needed; allowed: "
+                f"{until}strata=site, which sends no sums over those at risk; or a smaller number"
             )
         return client.data.inputs.flatten(1).cpu().double()[:, places], cells, len(grid)
 
@@ -268,7 +271,8 @@ class Cox(Algorithm):
         state, schema = server.state, agreed(server.schema)
         fit = CoxFit(**dict(state.fit))
         z = NormalDist().inv_cdf((1 + self.band_level) / 2)
-        rows = [self.row(one, fit, k, z) for k, one in enumerate(design(schema))]
+        inputs = design(schema)
+        rows = [self.row(inputs, fit, k, z) for k in range(len(inputs))]
         within = Pairs(*state.pairs.tolist())
         figures: dict[str, Any] = {
             "coefficients": rows,
@@ -279,7 +283,7 @@ class Cox(Algorithm):
             "c_index_within_sites": within.index,
         }
         if state.by_risk is None:
-            return Findings(figures)
+            return Findings(figures, ranks_only=True)
         counts = state.counts.cpu()
         figures |= {
             "rows": int(counts.sum()),
@@ -288,11 +292,14 @@ class Cox(Algorithm):
         }
         return Findings(figures, self.thirds(server, fit, schema), self.band_level)
 
-    def row(self, one: Input, fit: CoxFit, k: int, z: float) -> dict[str, Any]:
+    def row(self, inputs: list[Input], fit: CoxFit, k: int, z: float) -> dict[str, Any]:
         """What is told of a coefficient, for one of the column's own units."""
+        one = inputs[k]
         beta, se = float(fit.beta[k]) * one.unit, float(fit.se[k]) * one.unit
         if not bool(fit.known[k]):
-            return {"name": one.name, "coefficient": None, "why": "the rows say nothing of it"}
+            alike = [f"'{inputs[j].name}'" for j in fit.mixed_with(k)]
+            why = f"no row tells it apart from {', '.join(alike)}" if alike else "the rows say nothing of it"
+            return {"name": one.name, "coefficient": None, "why": why}
         ratio, low, high = hazard_ratio(beta, se, z)
         p = float(2 * ndtr(-abs(beta) / se)) if se else 1.0
         return {

@@ -172,7 +172,8 @@ class KaplanMeier(NoisySums, Algorithm):
         counts = state.counts.sum(0)
         if state.std:
             counts = (decoding(encoding(size)) @ counts).clamp(min=0)
-        state.weights = with_hazards(server.initial, cumulative(whole), left_shares(counts), float(counts.sum()))
+        rows = float(counts.sum())
+        state.weights = with_hazards(server.initial, cumulative(whole), left_shares(counts), rows, rows)
 
     @client_handler
     def count(self, client: Client, message: AskCounts) -> Sums:

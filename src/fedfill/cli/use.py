@@ -20,8 +20,10 @@ if TYPE_CHECKING:
     from fedfill.studies.export import Exported
     from fedfill.studies.model import Predictions
 
-HEADERS = (b"file,row,class,probability", b"file,row,rank,class,probability", b"file,row,risk,median,")
-"""What the first line of `predict`'s files begins with."""
+HEADERS = (b"file,row,class,probability", b"file,row,rank,class,probability", b"file,row,risk")
+"""First lines of `predict`'s files."""
+TIMES = b"file,row,risk,median,survival at "
+"""What the first line of its files of times begins with; times follow."""
 
 
 @takes({"data_dir"}, data_dir="With --pt2 and --onnx: another folder with the run's data. [default: the run's]")
@@ -74,7 +76,8 @@ def describe(
     tell(f"Written: {out}, with {len(schema.columns)} columns and the target {schema.target.column}.")
     tell("Its bounds and values come from records: edit them, and agree on them, before others see them.")
     method = "fedavg" if event is None else "kaplanmeier"
-    tell(f"Use it: fedfill run {method} --data {table} --schema-file {out}")
+    own = f"./{table}" if len(table.parts) == 1 else table  # a bare name is that of a data set
+    tell(f"Use it: fedfill run {method} --data {own} --schema-file {out}")
 
 
 @takes({"device"})
@@ -130,7 +133,7 @@ def _check_place(place: Path) -> None:
         ours = place.is_file()
         with place.open("rb") if ours else nullcontext() as file:
             first = b"?" if file is None else file.readline(200).rstrip()
-            ours = not first or first.startswith(HEADERS)
+            ours = not first or first in HEADERS or first.startswith(TIMES)
     except OSError as error:
         raise FedfillError(f"out: can't read {place} ({error.strerror or error}); name another place") from error
     if not ours:

@@ -13,8 +13,8 @@ from fedfill.errors import FedfillError
 
 SMALLEST = 1e-30
 """Of a hazard, so that its logarithm is a number."""
-LARGEST_RISK = 50.0
-"""exp of more is more than any hazard needs."""
+LARGEST = 50.0
+"""Of a hazard's logarithm: exp of more is more than any row survives."""
 
 
 class ProportionalHazards(nn.Module):
@@ -51,14 +51,14 @@ class ProportionalHazards(nn.Module):
 
     def forward(self, z: Tensor) -> Tensor:
         """Logarithms of the cells' probabilities, ``[b, 2G + 1]``, of features ``[b, features]``."""
-        factor = self.risk(z).clamp(max=LARGEST_RISK).exp()  # [b, 1]
-        hazard = self.log_hazard.exp()
-        total = hazard.cumsum(0)
+        log_hazard = (self.log_hazard + self.risk(z)).clamp(
+            max=LARGEST
+        )  # [b, G]; sums first: one is small where the other is large
+        hazard = log_hazard.exp()
+        total = functional.pad(hazard.cumsum(1), (1, 0))  # [b, G + 1]: up to each time, from none of them
         there = functional.pad(functional.logsigmoid(-self.leaving).cumsum(0), (1, 0))  # nobody left before the first
-        event = there[1:] - (total - hazard) * factor + _log_event((hazard * factor).clamp(min=SMALLEST))
-        left = (
-            there + functional.pad(functional.logsigmoid(self.leaving), (0, 1)) - functional.pad(total, (1, 0)) * factor
-        )
+        event = there[1:] - total[:, :-1] + _log_event(hazard.clamp(min=SMALLEST))
+        left = there + functional.pad(functional.logsigmoid(self.leaving), (0, 1)) - total
         return torch.cat([event, left], dim=1)
 
 

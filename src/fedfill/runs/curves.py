@@ -55,11 +55,13 @@ class Findings:
         figures: Plain values for ``summary.json``.
         curves: Survival curves.
         level: Of confidence of their bands.
+        ranks_only: Whether the model's risks are no more than an order of rows, so that no probability is told of one.
     """
 
     figures: Mapping[str, Any]
     curves: Sequence[StepCurve] = field(default_factory=tuple)
     level: float = 0.95
+    ranks_only: bool = False
 
 
 def write_curves(curves: Sequence[StepCurve], path: Path, title: str, level: float = 0.95) -> None:

@@ -30,6 +30,10 @@ SINGULAR = 1e-9
 """An eigenvalue of the scaled information below this share of the largest stands for a direction of which the records say nothing."""
 CLOSE = 1e-12
 """Newton's decrement at which the steps end."""
+STILL = 1e-3
+"""How far the last step goes at the most, as a share of the coefficients; where they grow for ever no step gets shorter."""
+BLIND = 1e-6
+"""Share of a coefficient in directions of which the records say nothing, from which it is not known."""
 
 
 @dataclass(frozen=True)
@@ -144,7 +148,7 @@ class CoxFit:
     Attributes:
         beta: ``[p]``; 0 in directions of which the records say nothing.
         covariance: The inverse of the information, ``[p, p]``.
-        known: Whether the records say something of each coefficient, ``[p]`` bool.
+        blind: The projection onto directions of which the records say nothing, of scaled coefficients, ``[p, p]``.
         log_likelihood: At this beta.
         null_log_likelihood: At zero.
         asked: How many betas were tried.
@@ -153,7 +157,7 @@ class CoxFit:
 
     beta: Tensor
     covariance: Tensor
-    known: Tensor
+    blind: Tensor
     log_likelihood: float
     null_log_likelihood: float
     asked: int
@@ -163,6 +167,16 @@ class CoxFit:
     def se(self) -> Tensor:
         """Standard errors, ``[p]``."""
         return self.covariance.diagonal().clamp(min=0).sqrt()
+
+    @property
+    def known(self) -> Tensor:
+        """Whether the records tell each coefficient, ``[p]`` bool."""
+        return self.blind.diagonal() < BLIND
+
+    def mixed_with(self, k: int) -> list[int]:
+        """The other coefficients that the records don't tell apart from the k-th."""
+        found: list[int] = (self.blind[k].abs() > BLIND).nonzero()[:, 0].tolist()
+        return [j for j in found if j != k]
 
 
 def newton(ask: Callable[[Tensor], Score], p: int, most: int) -> CoxFit:
@@ -178,35 +192,39 @@ def newton(ask: Callable[[Tensor], Score], p: int, most: int) -> CoxFit:
     """
     beta, asked, converged = torch.zeros(p, dtype=torch.float64), 1, False
     now = first = ask(beta)
-    inverse = inverted(now.information)
-    while not converged and asked < most:
+    inverse, blind = inverted(now.information)
+
+    def fell(tried: Score) -> bool:  # by more than rounding, which alone may lower it at the end
+        return tried.log_likelihood < now.log_likelihood - 1e-10 * abs(now.log_likelihood)
+
+    while asked < most:
         step = inverse @ now.gradient
-        gain = float(step @ now.gradient)
-        if gain < CLOSE:
-            converged = True
+        # where a coefficient grows for ever, the likelihood gains nothing in the end, and its steps get no shorter
+        still = float(step.abs().max()) <= STILL * (1 + float(beta.abs().max()))
+        if converged := still and float(step @ now.gradient) < CLOSE:
             break
-        while asked < most:
-            tried = ask(beta + step)
-            asked += 1
-            # rounding alone may lower it at the end
-            if tried.log_likelihood >= now.log_likelihood - 1e-10 * abs(now.log_likelihood):
-                beta, now = beta + step, tried
-                inverse = inverted(now.information)
-                break
+        tried, asked = ask(beta + step), asked + 1
+        while asked < most and fell(tried):
             step = step / 2
-    known = inverse.diagonal() > 0
-    return CoxFit(beta, inverse, known, now.log_likelihood, first.log_likelihood, asked, converged)
+            tried, asked = ask(beta + step), asked + 1
+        if fell(tried):
+            break
+        after, unseen = inverted(tried.information)
+        if float(unseen.trace()) > float(blind.trace()) + 0.5:
+            break  # so far that nothing is seen any more of a direction that was
+        beta, now, inverse, blind = beta + step, tried, after, unseen
+    return CoxFit(beta, inverse, blind, now.log_likelihood, first.log_likelihood, asked, converged)
 
 
-def inverted(information: Tensor) -> Tensor:
-    """The inverse of an information matrix, zero in directions of which the records say nothing."""
+def inverted(information: Tensor) -> tuple[Tensor, Tensor]:
+    """The inverse of an information matrix, zero in directions of which the records say nothing; and the projection onto these."""
     scale = information.diagonal().clamp(min=0).sqrt()
     unit = torch.where(scale > 0, 1 / torch.where(scale > 0, scale, 1.0), 0.0)
     values, vectors = torch.linalg.eigh(information * unit[:, None] * unit[None, :])
     kept = values > SINGULAR * max(float(values.max()), 0.0)
     some = vectors[:, kept] / values[kept].sqrt()
     root: Tensor = unit[:, None] * some
-    return root @ root.T
+    return root @ root.T, vectors[:, ~kept] @ vectors[:, ~kept].T
 
 
 def breslow(sums: RiskSums, events: Tensor) -> Tensor:

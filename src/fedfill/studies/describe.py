@@ -151,8 +151,14 @@ def _target(table: Any, name: str, where: str) -> dict[str, Any]:
 
 def _times(table: Any, name: str, event: str, where: str) -> dict[str, Any]:
     """A target of times: even ones with few digits."""
-    cells = [cell for cell in table.column(name).to_pylist() if not empty_cell(cell)]
-    if not cells or not is_number(table, name) or min(cells) < 0 or not any(cells):
+    column = table.column(name).to_pylist()
+    cells = [cell for cell in column if not empty_cell(cell)]
+    if cells and is_number(table, name) and min(cells) < 0:
+        row = next(k for k, cell in enumerate(column) if not empty_cell(cell) and cell < 0)
+        raise FedfillError(
+            f"target: column '{name}' of {where} holds {shown(column[row])} in row {row + 1:,}; allowed: a time of 0 or more"
+        )
+    if not cells or not is_number(table, name) or not any(cells):
         raise FedfillError(
             f"target: column '{name}' of {where} holds no times; allowed with event: numbers of 0 or more, not all of them 0"
         )

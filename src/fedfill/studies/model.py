@@ -37,6 +37,7 @@ class Predictions:
         rows: Its row there, from 0; None of a file that is one image; likewise.
         notes: Sentences on what was changed or left out, such as images of another size.
         grid: Of a model of times to an event: the G times of its schema, and the classes are their 2 G + 1 cells; else empty.
+        ranks_only: Whether such a model tells which row has its event before which, and no probability of it.
     """
 
     class_names: tuple[str, ...]
@@ -45,6 +46,7 @@ class Predictions:
     rows: tuple[int | None, ...] = ()
     notes: tuple[str, ...] = ()
     grid: tuple[float, ...] = ()
+    ranks_only: bool = False
 
     def __len__(self) -> int:
         """How many inputs there were."""
@@ -84,7 +86,16 @@ class Predictions:
 
     @property
     def survival(self) -> Tensor:
-        """Of a model of times: the probability that the event has not come by each grid time, ``[n, G]`` float64."""
+        """Of a model of times: the probability that the event has not come by each grid time, ``[n, G]`` float64.
+
+        Raises:
+            FedfillError: Where the model only ranks.
+        """
+        if self.ranks_only:
+            raise FedfillError(
+                "survival: found none in a model that ranks rows and knows no site's hazard over time; allowed: its risk, or a model of "
+                "cox with strata=none"
+            )
         return survival_of(self.probabilities)
 
     @property
@@ -101,8 +112,13 @@ class Predictions:
         ]
 
     def _times(self) -> Iterator[tuple[str, ...]]:
-        yield ("file", "row", "risk", "median", *(f"{SURVIVAL}{time:g}" for time in self.grid))
         files, rows = self.files or ("",) * len(self), self.rows or range(len(self))
+        if self.ranks_only:
+            yield ("file", "row", "risk")
+            for file, row, risk in zip(files, rows, self.risk.tolist(), strict=True):
+                yield (file, "" if row is None else str(row), f"{risk:.6g}")
+            return
+        yield ("file", "row", "risk", "median", *(f"{SURVIVAL}{time:g}" for time in self.grid))
         found = zip(files, rows, self.risk.tolist(), self.medians, self.survival.tolist(), strict=True)
         for file, row, risk, median, survival in found:
             half = "" if median is None else f"{median:g}"
@@ -116,7 +132,8 @@ class Predictions:
 
         Yields:
             file, row, with several classes the rank, class, probability. Of a model of times: file, row, risk, median (empty where it
-            is after the grid), and the probability that the event has not come by each grid time.
+            is after the grid), and the probability that the event has not come by each grid time; of one that only ranks no more than
+            the risk.
 
         Raises:
             FedfillError: Where several classes of a model of times are asked for.
@@ -175,6 +192,11 @@ class Model(nn.Module):
         """The times of a model of times to an event; empty of one of classes."""
         return self.inputs.grid
 
+    @property
+    def ranks_only(self) -> bool:
+        """Whether it tells which row has its event before which, and no probability of it."""
+        return bool(self.card["run"].get("ranks_only"))
+
     def forward(self, inputs: Tensor) -> Tensor:
         """Class scores.
 
@@ -208,7 +230,9 @@ class Model(nn.Module):
             return self.predict_files(paths, seen)
         reader = Reader(self.inputs)
         probabilities = self._probabilities(reader.objects(data))
-        return Predictions(self.class_names, probabilities, notes=reader.notes, grid=self.grid)
+        return Predictions(
+            self.class_names, probabilities, notes=reader.notes, grid=self.grid, ranks_only=self.ranks_only
+        )
 
     def predict_files(self, paths: Iterable[str | Path], seen: Callable[[int], None] | None = None) -> Predictions:
         """Those of files and folders.
@@ -233,7 +257,9 @@ class Model(nn.Module):
                 seen(len(files))
         if not parts:
             raise FedfillError("paths: found none; allowed: files and folders")
-        return Predictions(self.class_names, torch.cat(parts), tuple(files), tuple(rows), reader.notes, self.grid)
+        return Predictions(
+            self.class_names, torch.cat(parts), tuple(files), tuple(rows), reader.notes, self.grid, self.ranks_only
+        )
 
     def _probabilities(self, inputs: Tensor) -> Tensor:
         """``[n, classes]`` on the CPU."""

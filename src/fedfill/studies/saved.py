@@ -348,6 +348,7 @@ def _run(document: Mapping[str, Any], summary: Mapping[str, Any]) -> dict[str, A
         "data": Path(str(document["data"])).name,
         **{name: document.get(name) for name in told},
         **{name: summary.get(name) for name in figures},
+        **({"ranks_only": True} if (summary.get("findings") or {}).get("ranks_only") else {}),
         "fedfill": document["version"],
         "digest": document["digest"],
     }

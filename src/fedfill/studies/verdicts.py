@@ -62,7 +62,8 @@ def points(difference: Difference) -> str:
 def _highest(comparison: Comparison, whole: Sequence[Row]) -> list[Verdict]:
     """The row of the highest mean on everyone's test set, and how far the next is."""
     name, figure = comparison.headline
-    ranked = sorted(whole, key=lambda row: -(row.figure(figure)[0] or 0))
+    means = {row.label: mean for row in whole if (mean := row.figure(figure)[0]) is not None}
+    ranked = sorted((row for row in whole if row.label in means), key=lambda row: -means[row.label])
     if len(ranked) < 2:
         return []
     first, second = ranked[:2]
@@ -73,7 +74,7 @@ def _highest(comparison: Comparison, whole: Sequence[Row]) -> list[Verdict]:
     elif ahead is not None and len(comparison.seeds) > 1:
         sure = ", the same on every seed, from which nothing follows of chance"
     where = "on everyone's test set" if name == "accuracy" else f"in {name} on everyone's test set"
-    text = f"{first.label} is highest {where}: {100 * (first.figure(figure)[0] or 0):.2f} percent"
+    text = f"{first.label} is highest {where}: {100 * means[first.label]:.2f} percent"
     if ahead is not None:
         text += f", {points(ahead)} points over {second.label}{sure}"
     return [Verdict(HIGHEST, text)]
@@ -91,7 +92,8 @@ def _within_noise(comparison: Comparison, whole: Sequence[Row]) -> str:
 def _alike(comparison: Comparison, whole: Sequence[Row]) -> str:
     """Rows with the baseline's accuracy on every seed."""
     base, figure = comparison.baseline, comparison.headline[1]
-    return ", ".join(row.label for row in whole if row is not base and row.values(figure) == base.values(figure))
+    same = (row for row in whole if row is not base and row.values(figure) == base.values(figure))
+    return ", ".join(row.label for row in same if None not in row.values(figure))
 
 
 def _of_runs(comparison: Comparison) -> list[Verdict]:
