@@ -87,6 +87,19 @@ def test_from_sums_it_is_the_regression_of_all_records(options: dict[str, Any]) 
     Summary.model_validate(result)
 
 
+@pytest.mark.parametrize("more", [{}, {"trust": "secure", "honest": 3}, {"trust": "server"}])
+def test_from_sums_with_noise(more: dict[str, Any], options: dict[str, Any]) -> None:
+    own = {**options, "data": stays(3000), "model": "features"}
+    result = fedfill.run("fed3r", **own, target_epsilon=10, **more).summary
+    assert 0.7 < result["r2"] < 1
+    account = result["privacy"]
+    told = account["total_epsilon_added"] if more.get("trust") != "server" else None
+    assert told == (None if told is None else pytest.approx(10, rel=0.02))
+    wide = fedfill.run("fed3r", **{**own, "out": options["out"].parent / "wide"}, target_epsilon=1e6).summary
+    exact = fedfill.run("fed3r", **{**own, "out": options["out"].parent / "exact"}, ridge_lambda=1e-4).summary
+    assert wide["r2"] == pytest.approx(exact["r2"], abs=0.01)
+
+
 NAMES = sorted(name for name, kind in known_algorithms().items() if kind.numbers and name != "fed3r")
 
 
@@ -115,7 +128,7 @@ def test_what_needs_classes_refuses(options: dict[str, Any]) -> None:
     for setting, value in (("local", "fedlc"), ("head", "ccvr")):
         with refused(setting):
             fedfill.run("fedavg", **options, **{setting: value})
-    for setting, value in (("target_epsilon", 3), ("ridge_lambda", "loo"), ("column_norm", True), ("scale", 2)):
+    for setting, value in (("ridge_lambda", "loo"), ("column_norm", True), ("scale", 2)):
         with refused(setting):
             fedfill.run("fed3r", **{**options, "model": "features"}, **{setting: value})
     with refused("labelled_per_client"):

@@ -8,6 +8,7 @@ from sklearn.linear_model import Ridge
 
 from fedfill.statistics.number_ridge import Centred, number_moments
 from fedfill.statistics.ridge import choose_lambda
+from fedfill.statistics.sums import GRID
 from fedfill.tree import Weights
 
 
@@ -54,3 +55,42 @@ def test_numbers_that_do_not_vary() -> None:
     z = torch.randn(8, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     head = Centred.of(summed(z, torch.full((8,), 0.25))).head(1.0)
     assert (head.weight.tolist(), head.bias.tolist()) == ([[0.0, 0.0]], [0.25])
+
+
+def test_noise_that_is_next_to_nothing_changes_next_to_nothing(records: tuple[torch.Tensor, torch.Tensor]) -> None:
+    """And lambda is then the floor, 1e-7 n, which keeps a singular matrix solvable."""
+    z, y = records
+    exact, noisy = Centred.of(summed(z, y)).head(6e-6), Centred.of(summed(z, y)).noisy_head(1e-12)
+    assert torch.allclose(exact.weight, noisy.weight, rtol=1e-9)
+    assert torch.allclose(exact.bias, noisy.bias, rtol=1e-9)
+
+
+def test_noise_costs_more_shrinkage_and_no_negative_eigenvalue(records: tuple[torch.Tensor, torch.Tensor]) -> None:
+    z, y = records
+    sums = summed(z, y)
+    sums["gram"] = sums["gram"] - 500 * torch.eye(4, dtype=torch.float64)  # below anything that a sum of squares can be
+    head = Centred.of(sums).noisy_head(5.0, 2.0)
+    assert bool(torch.isfinite(head.weight).all())
+    few = {name: -x for name, x in summed(z, y).items()}  # a count below nothing
+    head = Centred.of(few).noisy_head(5.0)
+    assert -1 <= float(head.bias[0]) + float((head.weight @ Centred.of(few).mean)[0]) <= 1
+
+
+def test_stepped_sums_are_whole_numbers_of_steps_and_bounds_hold() -> None:
+    draw = torch.Generator().manual_seed(3)
+    z = torch.randn(500, 6, generator=draw, dtype=torch.float64)
+    z = (z / z.norm(dim=1, keepdim=True)).mul(2**GRID).trunc().mul(2.0**-GRID)
+    y = (2 * torch.rand(500, generator=draw) - 1).clamp(-1, 1)
+    statistic = number_moments(6, 1.0, stepped=True)
+    one: list[Weights] = []
+    for k in range(500):
+        sums = {name: torch.zeros(block.shape, dtype=torch.float64) for name, block in statistic.blocks.items()}
+        statistic.add(sums, z[k : k + 1], y[k : k + 1])
+        one.append(sums)
+    for name, block in statistic.blocks.items():
+        assert block.bits is not None
+        steps = torch.stack([sums[name] for sums in one]) * 2.0**block.bits
+        assert bool((steps == steps.round()).all())
+        flat = torch.stack([sums[name].flatten() for sums in one])
+        assert float(flat.norm(dim=1).max()) <= block.bound.bound + 1e-12
+        assert float(torch.cdist(flat, flat).max()) <= block.bound.replaced + 1e-9

@@ -58,7 +58,7 @@ class Fed3R(Head):
     numbers = True
 
     ridge_lambda: Literal["gcv", "evidence", "loo", "holdout"] | Annotated[float, Field(ge=0, le=1e100)] = "gcv"
-    """Ridge penalty: chosen by generalised cross-validation (gcv) or by the evidence (evidence), both from the sums alone; by the errors of leaving each record out (loo), or of a tenth of each client's records, which are then in no sum (holdout), both in a second exchange; or a number. Under noise a multiple of the noise's largest eigenvalue, by rule an eighth."""
+    """Ridge penalty: chosen by generalised cross-validation (gcv) or by the evidence (evidence), both from the sums alone; by the errors of leaving each record out (loo), or of a tenth of each client's records, which are then in no sum (holdout), both in a second exchange; or a number. Under noise a multiple of the noise's largest eigenvalue, by rule an eighth, of a number a half."""
     column_norm: bool = False
     """Whether each class's weights are scaled to length 1, a heuristic against uneven classes."""
 
@@ -85,12 +85,10 @@ class Fed3R(Head):
         super().check_network(model, inputs)
 
     def check_number(self) -> None:
-        """Refuse what a regression of a number does not have: it is ridge with an intercept, from sums without noise."""
-        for name, plain in (("target_epsilon", None), ("column_norm", False), ("scale", "auto")):
+        """Refuse what a regression of a number does not have: it is ridge with an intercept."""
+        for name, plain in (("column_norm", False), ("scale", "auto")):
             if (found := getattr(self, name)) != plain:
-                raise FedfillError(
-                    f"{name}: found {found} with a single score, of a number; allowed: {plain or 'none'}"
-                )
+                raise FedfillError(f"{name}: found {found} with a single score, of a number; allowed: {plain}")
         if self.asks_again:
             raise FedfillError(
                 f"ridge_lambda: found {self.ridge_lambda}, whose errors are of classes, with a single score, of a number; allowed: gcv, "
@@ -105,13 +103,13 @@ class Fed3R(Head):
     def statistic(self, layer: Layer) -> Statistic:
         """G, M, and without noise N: the noisy ridge needs no counts. Of a number also its sums, for the intercept."""
         if layer.classes == 1:
-            return number_moments(layer.features, layer.radius)
+            return number_moments(layer.features, layer.radius, stepped=self.target_epsilon is not None)
         return class_moments(layer.features, layer.classes, radius=layer.radius, counts=self.target_epsilon is None)
 
     def solve(self, server: Server, collected: Collected, layer: Layer, weights: Weights) -> LinearHead:
         """W = (G + lambda I)^-1 M; of a number with an intercept."""
         if layer.classes == 1:
-            return self.regression(server, collected.sums)
+            return self.regression(server, collected)
         sums, std = collected.sums, collected.stds["gram"] / math.sqrt(2)
         if std:
             # where all feature vectors are of this length the trace tells how many there are, else fewer
@@ -128,9 +126,11 @@ class Fed3R(Head):
             given = choice.lam
         return self.head_for(server, given, spectrum, sums)
 
-    def regression(self, server: Server, sums: Weights) -> LinearHead:
+    def regression(self, server: Server, collected: Collected) -> LinearHead:
         """The head of a number, with the lambda of the rule."""
-        centred, given = Centred.of(sums), self.ridge_lambda
+        centred, given = Centred.of(collected.sums), self.ridge_lambda
+        if std := collected.stds["gram"] / math.sqrt(2):
+            return centred.noisy_head(std, None if isinstance(given, str) else given)
         if isinstance(given, str):
             rule: Literal["gcv", "evidence"] = "evidence" if given == "evidence" else "gcv"
             choice = choose_lambda(centred.spectrum, centred.degrees, rule)
