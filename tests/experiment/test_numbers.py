@@ -11,10 +11,12 @@ import pandas as pd
 import pytest
 import torch
 from tests.helpers import refused
+from typer.testing import CliRunner
 
 import fedfill
 from fedfill.algorithms import known_algorithms
 from fedfill.algorithms.fedavg import FedAvg
+from fedfill.cli import app
 from fedfill.data.division import federate
 from fedfill.data.schema import from_toml
 from fedfill.runs.records import Summary
@@ -164,7 +166,45 @@ def test_a_comparison_says_what_it_shows(options: dict[str, Any], tmp_path: Path
     assert "| accuracy" not in header
 
 
-def test_a_model_of_numbers_is_not_exported(options: dict[str, Any], tmp_path: Path) -> None:
-    result = fedfill.run("fedavg", **options)
-    with refused("export"):
-        fedfill.export(result, tmp_path / "model")
+@pytest.mark.parametrize("name", ["fed3r", "fedavg", "local"])
+def test_a_model_tells_numbers_in_their_own_unit(name: str, options: dict[str, Any], tmp_path: Path) -> None:
+    more = {"model": "features"} if name == "fed3r" else {"rounds": 3}
+    result = fedfill.run(name, **{**options, **more})
+    whose = {"client": 1} if name == "local" else {}
+    exported = fedfill.export(result, tmp_path / "model", pt2=True, data=stays())
+    rows = stays()[:7]
+    model = fedfill.load(exported, **whose)
+    with torch.no_grad():
+        raw = model.network(model.preprocess(rows))[:, 0].double()
+    found = fedfill.predict(exported, rows.drop(columns="stay"), **whose)
+    assert found.numbers is not None
+    assert found.numbers.tolist() == pytest.approx(((raw + 1) * 20).tolist(), abs=1e-4)
+    if name == "fed3r":
+        assert float((found.numbers - torch.tensor(rows["stay"].to_numpy())).abs().max()) < 5
+    header, first, *_ = found.table()
+    assert (header, first[1]) == (("file", "row", "value"), "0")
+    assert float(first[2]) == pytest.approx(float(found.numbers[0]), rel=1e-5)
+    assert repr(found) == "<7 predictions of stay>"
+    assert "the number stay" in repr(model)
+    with refused("classes", "stay", "number"):
+        _ = found.classes
+    with refused("top", "stay", "number"):
+        [*found.table(2)]
+    card = json.loads((exported.directory / "model.json").read_text())
+    assert card["run"]["r2"] == result.summary["r2"]
+    assert "accuracy" not in card["run"]
+    assert card["programs"][0]["output"] == "a number"
+    assert card["programs"][0]["largest_difference_of_scores"] < 1e-3
+
+
+def test_a_file_of_numbers_on_the_command_line(options: dict[str, Any], tmp_path: Path) -> None:
+    fedfill.run("fed3r", **{**options, "model": "features"})
+    stays()[:4].drop(columns="stay").to_csv(tmp_path / "new.csv", index=False)
+    asked = ["predict", str(options["out"]), str(tmp_path / "new.csv"), "--out", str(tmp_path / "found.csv")]
+    for _ in range(2):
+        assert CliRunner().invoke(app, asked).exit_code == 0
+    lines = (tmp_path / "found.csv").read_text().splitlines()
+    assert (lines[0], len(lines)) == ("file,row,value", 5)
+    told = " ".join(CliRunner().invoke(app, ["export", str(options["out"])]).stdout.split())
+    assert "tells the number stay, from 0 to 40 where it was learnt" in told
+    assert "R² 0.9" in told

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from fedfill.studies.export import Exported
     from fedfill.studies.model import Predictions
 
-HEADERS = (b"file,row,class,probability", b"file,row,rank,class,probability", b"file,row,risk")
+HEADERS = (b"file,row,class,probability", b"file,row,rank,class,probability", b"file,row,risk", b"file,row,value")
 """First lines of `predict`'s files."""
 TIMES = b"file,row,risk,median,survival at "
 """What the first line of its files of times begins with; times follow."""
@@ -153,7 +153,8 @@ def _print_exported(exported: Exported) -> None:
     run, inputs, models = card["run"], card["inputs"], card["weights"]
     sizes = " x ".join(map(str, inputs["shape"]))
     whose = f"models of {len(models)} clients" if "client" in models[0] else "model"
-    accuracy = f", accuracy {run['accuracy']:.4f} on the test set" if run.get("accuracy") is not None else ""
+    told = ((word, run.get(name)) for name, word in (("accuracy", "accuracy"), ("r2", "R²"), ("c_index", "C-index")))
+    accuracy = "".join(f", {word} {figure:.4f} on the test set" for word, figure in told if figure is not None)
     text = f"The {whose} of {run['algorithm']} on {run['data']}, {run['rounds']} round{'s' if run['rounds'] != 1 else ''}, seed {run['seed']}{accuracy}."
     takes = {
         "images": f"Takes images of {sizes}",
@@ -164,8 +165,7 @@ def _print_exported(exported: Exported) -> None:
         text,
         f"{takes[inputs['kind']]}; {_names(card)}; {models[0]['parameters']:,} numbers.",
         *(
-            f"{one['file']}: compared on {one['compared_on']:,} real samples, largest difference of a probability "
-            f"{one['largest_difference']:.1e}; the same class for {one['same_class']:,}."
+            f"{one['file']}: compared on {one['compared_on']:,} real samples, {_difference(one)}."
             for one in card["programs"]
         ),
         f"Privacy: {card['privacy']['statement'].rsplit('In total: ', 1)[-1]}",
@@ -178,9 +178,19 @@ def _print_exported(exported: Exported) -> None:
     tell(f"Use it: fedfill predict {exported.directory}{client} PATH")
 
 
+def _difference(program: dict[str, Any]) -> str:
+    """How far a program is from its model, in a clause."""
+    if "same_class" not in program:
+        return f"largest difference {program['largest_difference_of_scores']:.1e} of a number's size"
+    return f"largest difference of a probability {program['largest_difference']:.1e}; the same class for {program['same_class']:,}"
+
+
 def _names(card: dict[str, Any]) -> str:
     """What a model says, in a clause."""
-    grid = card["inputs"].get("schema", {}).get("target", {}).get("grid", ())
+    target = card["inputs"].get("schema", {}).get("target", {})
+    grid = target.get("grid", ())
+    if target.get("kind") == "number":
+        return f"tells the number {target['column']}, from {target['low']:g} to {target['high']:g} where it was learnt"
     return (
         f"tells times to an event on {len(grid)} grid times"
         if grid

@@ -25,6 +25,7 @@ from fedfill.errors import FedfillError, first_line, path_of, shown
 if TYPE_CHECKING:
     from fedfill.data.dataset import Source
     from fedfill.data.federation import Federation
+    from fedfill.data.schema_columns import Target
 
 TABLES = frozenset({".csv", ".parquet"})
 AT_ONCE = 1000
@@ -73,10 +74,20 @@ class Inputs:
         return "images" if self.dtype == "uint8" else "numbers" if self.columns is None else "table"
 
     @property
+    def target(self) -> Target | None:
+        """What is told of a row, by the schema; None without one."""
+        schema = None if self.columns is None else self.columns.schema
+        return None if schema is None else schema.target
+
+    @property
     def grid(self) -> tuple[float, ...]:
         """The times at which a model of times to an event tells something, by the schema; empty of any other."""
-        schema = None if self.columns is None else self.columns.schema
-        return () if schema is None else schema.target.grid
+        return () if self.target is None else self.target.grid
+
+    @property
+    def number(self) -> Target | None:
+        """The target of a model of a number; None of any other."""
+        return self.target if self.target is not None and self.target.kind == "number" else None
 
     @property
     def words(self) -> str:

@@ -10,6 +10,7 @@ from typing import Any, Literal, Self
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, model_validator
+from torch import Tensor
 
 from fedfill.data.survival import cell_names, cells, drawn
 from fedfill.errors import FedfillError
@@ -218,6 +219,10 @@ class Target(BaseModel):
     def half_width(self) -> float:
         """Of a number: half of the way between its bounds, by which errors on the scale of -1..1 become errors in its own unit."""
         return ((self.high or 0.0) - (self.low or 0.0)) / 2
+
+    def in_unit(self, x: Tensor) -> Tensor:
+        """Numbers on the scale of -1..1, of any shape, in the target's own unit."""
+        return (x + 1) * self.half_width + (self.low or 0.0)
 
     def numbers(self, cells: list[Any], where: str) -> NDArray[np.float64]:
         """A target's numbers, brought from its bounds to -1..1.

@@ -79,7 +79,7 @@ def _judged(model: torch.nn.Module, samples: Samples, device: torch.device) -> J
 
 def _of_numbers(truth: Tensor, predicted: Tensor, target: Target) -> dict[str, float | None]:
     """How good predicted numbers are, in their own unit."""
-    y, p = (((x + 1) * target.half_width + (target.low or 0.0)) for x in (truth, predicted))
+    y, p = target.in_unit(truth), target.in_unit(predicted)
     slope, intercept = regression.calibration(p, y) or (None, None)
     return {
         "rmse": regression.rmse(p, y),

@@ -38,6 +38,8 @@ class Predictions:
         notes: Sentences on what was changed or left out, such as images of another size.
         grid: Of a model of times to an event: the G times of its schema, and the classes are their 2 G + 1 cells; else empty.
         ranks_only: Whether such a model tells which row has its event before which, and no probability of it.
+        numbers: Of a model of a number: one for each input, ``[n]`` float64, in the unit of the target; None of any other. There are no
+            probabilities then, ``[n, 0]``.
     """
 
     class_names: tuple[str, ...]
@@ -47,6 +49,7 @@ class Predictions:
     notes: tuple[str, ...] = ()
     grid: tuple[float, ...] = ()
     ranks_only: bool = False
+    numbers: Tensor | None = None
 
     def __len__(self) -> int:
         """How many inputs there were."""
@@ -56,13 +59,23 @@ class Predictions:
         """How many of which classes."""
         if self.grid:
             return f"<{len(self)} predictions of times to an event>"
+        if self.numbers is not None:
+            return f"<{len(self)} predictions of {self.class_names[0]}>"
         counts = torch.bincount(self.indices, minlength=len(self.class_names)).tolist()
         said = ", ".join(f"{name} {count}" for name, count in zip(self.class_names, counts, strict=True) if count)
         return f"<{len(self)} predictions: {said}>" if len(said) < 200 else f"<{len(self)} predictions>"
 
     @property
     def indices(self) -> Tensor:
-        """The most probable class of each by its index, ``[n]`` int64."""
+        """The most probable class of each by its index, ``[n]`` int64.
+
+        Raises:
+            FedfillError: Where a number was learnt.
+        """
+        if self.numbers is not None:
+            raise FedfillError(
+                f"classes: found none in predictions of {self.class_names[0]}, a number; allowed: numbers"
+            )
         return self.probabilities.argmax(1)
 
     @property
@@ -78,7 +91,14 @@ class Predictions:
 
         Returns:
             For each input names and probabilities, the most probable first.
+
+        Raises:
+            FedfillError: Where a number was learnt.
         """
+        if self.numbers is not None:
+            raise FedfillError(
+                f"top: found {n} with {self.class_names[0]}, a number, which has no classes; allowed: numbers"
+            )
         order = torch.sort(self.probabilities, dim=1, descending=True, stable=True)
         n = min(n, len(self.class_names))
         pairs = zip(order.indices[:, :n].tolist(), order.values[:, :n].tolist(), strict=True)
@@ -133,11 +153,17 @@ class Predictions:
         Yields:
             file, row, with several classes the rank, class, probability. Of a model of times: file, row, risk, median (empty where it
             is after the grid), and the probability that the event has not come by each grid time; of one that only ranks no more than
-            the risk.
+            the risk. Of a model of a number: file, row, value.
 
         Raises:
-            FedfillError: Where several classes of a model of times are asked for.
+            FedfillError: Where several classes of a model of times or of a number are asked for.
         """
+        if self.numbers is not None and top == 1:
+            files, rows = self.files or ("",) * len(self), self.rows or range(len(self))
+            yield ("file", "row", "value")
+            for file, row, value in zip(files, rows, self.numbers.tolist(), strict=True):
+                yield (file, "" if row is None else str(row), f"{value:.6g}")
+            return
         if self.grid:
             if top > 1:
                 raise FedfillError(
@@ -198,15 +224,16 @@ class Model(nn.Module):
         return bool(self.card["run"].get("ranks_only"))
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Class scores.
+        """Class scores, or numbers.
 
         Args:
             inputs: As `preprocess` gives them: uint8 images ``[n, channels, height, width]``, or floats ``[n, ...]``.
 
         Returns:
-            ``[n, classes]``; their softmax are the probabilities.
+            ``[n, classes]``; their softmax are the probabilities. Of a number ``[n, 1]``, in the unit of the target.
         """
-        return self.network(normalise(inputs))  # type: ignore[no-any-return]
+        scores: Tensor = self.network(normalise(inputs))
+        return scores if (number := self.inputs.number) is None else number.in_unit(scores)
 
     def preprocess(self, data: Any) -> Tensor:
         """Inputs for `forward` from what one has: see `fedfill.data.inputs.Reader.objects`."""
@@ -229,10 +256,7 @@ class Model(nn.Module):
         if isinstance(paths, list | tuple) and paths and all(isinstance(path, str | os.PathLike) for path in paths):
             return self.predict_files(paths, seen)
         reader = Reader(self.inputs)
-        probabilities = self._probabilities(reader.objects(data))
-        return Predictions(
-            self.class_names, probabilities, notes=reader.notes, grid=self.grid, ranks_only=self.ranks_only
-        )
+        return self._predictions(self._told(reader.objects(data)), (), (), reader)
 
     def predict_files(self, paths: Iterable[str | Path], seen: Callable[[int], None] | None = None) -> Predictions:
         """Those of files and folders.
@@ -250,25 +274,33 @@ class Model(nn.Module):
         rows: list[int | None] = []
         records: Records
         for records in reader.files(paths):
-            parts.append(self._probabilities(records.inputs))
+            parts.append(self._told(records.inputs))
             files += records.files
             rows += records.rows
             if seen is not None:
                 seen(len(files))
         if not parts:
             raise FedfillError("paths: found none; allowed: files and folders")
-        return Predictions(
-            self.class_names, torch.cat(parts), tuple(files), tuple(rows), reader.notes, self.grid, self.ranks_only
-        )
+        return self._predictions(torch.cat(parts), tuple(files), tuple(rows), reader)
 
-    def _probabilities(self, inputs: Tensor) -> Tensor:
-        """``[n, classes]`` on the CPU."""
+    def _predictions(
+        self, told: Tensor, files: tuple[str, ...], rows: tuple[int | None, ...], reader: Reader
+    ) -> Predictions:
+        """What `_told` gave, as people take it."""
+        numbers = None
+        if self.inputs.number is not None:
+            told, numbers = told[:, :0], told[:, 0].double()
+        return Predictions(self.class_names, told, files, rows, reader.notes, self.grid, self.ranks_only, numbers)
+
+    def _told(self, inputs: Tensor) -> Tensor:
+        """Probabilities ``[n, classes]``, or numbers ``[n, 1]``, on the CPU."""
         self.eval()
         device = next((tensor.device for tensor in self.state_dict().values()), torch.device("cpu"))
 
         def of(chunk: Tensor) -> Tensor:
             with torch.inference_mode():
-                return self(chunk.to(device)).float().softmax(1).cpu()  # type: ignore[no-any-return]
+                found = self(chunk.to(device)).float()
+                return (found.softmax(1) if self.inputs.number is None else found).cpu()  # type: ignore[no-any-return]
 
         chunks = torch.split(inputs, CHUNK)
         if device.type != "cpu" or len(chunks) == 1:
@@ -283,14 +315,14 @@ class Model(nn.Module):
             torch.set_num_threads(before)
 
     def _meant(self, probabilities: Tensor, inputs: Tensor) -> Tensor:
-        """The same, or an error where some are no numbers, of which the largest would still name a class."""
+        """The same, or an error where some are NaN or infinite, of which the largest would still name a class."""
         wrong = ~probabilities.isfinite().all(1)
         if wrong.any():
             k = int(wrong.nonzero()[0])
             if not normalise(inputs[k : k + 1]).isfinite().all():
                 raise FedfillError(f"data: input {k} holds a NaN or an infinity; allowed: finite numbers")
             raise FedfillError(
-                f"model: its probabilities are no numbers for {int(wrong.sum()):,} of {len(wrong):,} inputs, so its weights are damaged; "
+                f"model: what it says is no finite number for {int(wrong.sum()):,} of {len(wrong):,} inputs, so its weights are damaged; "
                 "allowed: finite weights, such as of the run exported again"
             )
         return probabilities
@@ -299,4 +331,5 @@ class Model(nn.Module):
         """Shown in the module's printed form."""
         whose = "" if self.client is None else f", of client {self.client}"
         what = f"times to an event on {len(self.grid)} grid times" if self.grid else f"{len(self.class_names)} classes"
+        what = what if self.inputs.number is None else f"the number {self.class_names[0]}"
         return f"takes {self.inputs.words}, {what}{whose}"

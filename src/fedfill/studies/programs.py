@@ -45,14 +45,19 @@ class Program(nn.Module):
         self.network = plain(model.network)
         self.kind = model.inputs.kind
         self.columns = model.inputs.columns
+        self.number = model.inputs.number
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Class scores ``[n, classes]`` of uint8 images, of a table's numbers and words in its own units (float64), or of floats."""
+        """Class scores ``[n, classes]`` of uint8 images, of a table's numbers and words in its own units (float64), or of floats.
+
+        Of a model of a number ``[n, 1]``, in the unit of the target.
+        """
         if self.columns is not None:
             inputs = self.columns.scaled(inputs)
         elif self.kind == "images":
             inputs = inputs.to(torch.float32) * (1 / 127.5) - 1.0
-        return self.network(inputs)  # type: ignore[no-any-return]
+        scores: Tensor = self.network(inputs)
+        return scores if self.number is None else self.number.in_unit(scores)
 
 
 def require(form: str) -> None:
@@ -105,15 +110,16 @@ def write_program(model: Model, form: str, file: Path, samples: Tensor) -> dict[
             f"{form}: on {len(raw):,} real samples the program's probabilities differ by up to {largest:.2g} from the model's, and its "
             f"scores by {of_scores:.2g} of their size; allowed: up to {CLOSE:g}; leave {form} out"
         )
+    of_number = model.inputs.number is not None
+    by_class = {} if of_number else {"largest_difference": largest, "same_class": same}
     return {
         "made_by": made_by,
         "sha256": hashlib.sha256(file.read_bytes()).hexdigest(),
         "input": f"{str(raw.dtype).removeprefix('torch.')} {['n', *raw.shape[1:]]}".replace("'", ""),
-        "output": "class scores; their softmax are the probabilities",
+        "output": "a number" if of_number else "class scores; their softmax are the probabilities",
         "compared_on": len(raw),
-        "largest_difference": largest,
         "largest_difference_of_scores": of_scores,
-        "same_class": same,
+        **by_class,
     }
 
 

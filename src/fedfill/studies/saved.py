@@ -32,9 +32,11 @@ from fedfill.files import read_regular
 from fedfill.models.networks import ModelSettings, build
 from fedfill.runs.directory import RunDirectory
 from fedfill.runs.records import Summary, require
+from fedfill.statistics.survival import FIGURES as OF_TIMES
 from fedfill.studies.card import CARD, FORMAT, damaged, read_card
 from fedfill.studies.finished import account_of
 from fedfill.studies.model import Model
+from fedfill.training.regression import FIGURES as OF_NUMBERS
 from fedfill.tree import Weights
 
 Run = str | Path | Kept
@@ -180,8 +182,6 @@ def of_run(place: RunDirectory, data: Any = None, data_dir: str | Path | None = 
             f"{setting}: {place.path} holds {len(place.rounds())} of {document.get('rounds')} rounds; 'fedfill resume {place.path}' finishes it"
         )
     require(Summary, summary, place.path / "summary.json", setting, "remove it and resume the run")
-    if summary.get("target") == "number":
-        raise FedfillError(f"{setting}: {place.path} learnt a number; allowed so far: a run that learnt classes")
     weights: Weights = checkpoint.get("weights", {})
     if summary.get("weights_sha256") != tree.sha256(weights):
         raise FedfillError(
@@ -343,7 +343,9 @@ def _drawn(network: nn.Module) -> str | None:
 def _run(document: Mapping[str, Any], summary: Mapping[str, Any]) -> dict[str, Any]:
     """What the run was: nothing of where it lies."""
     told = ("algorithm", "partition", "clients", "rounds", "seed", "data_fraction", "settings")
-    figures = ("accuracy", "accuracy_by_class", "mean_client_accuracy", "worst_client_accuracy", "weights_sha256")
+    of_classes = ("accuracy", "accuracy_by_class", "mean_client_accuracy", "worst_client_accuracy")
+    by_target = {"number": tuple(OF_NUMBERS), "survival": tuple(OF_TIMES)}
+    figures = (*by_target.get(str(summary.get("target")), of_classes), "weights_sha256")
     return {
         "data": Path(str(document["data"])).name,
         **{name: document.get(name) for name in told},
