@@ -13,12 +13,14 @@ import pytest
 import safetensors.torch
 import torch
 from PIL import Image
+from tests.experiment.test_numbers import TOML, stays
 from tests.helpers import refused
 
 from fedfill import tree
 from fedfill.data.division import federate
 from fedfill.data.federation import ClientData, Federation
 from fedfill.data.samples import Samples
+from fedfill.data.schema import from_toml
 from fedfill.deployment.host_data import FORMATS, Task, load_host, save_host
 
 NAMES = ("ant", "bee", "cat", "dog")
@@ -374,3 +376,28 @@ def test_a_host_writes_what_it_keeps_with_no_word_of_python(tmp_path: Path) -> N
     save_host(tmp_path / "d", ClientData(samples_of(pixels(2), [0, 1]), TASK.nothing))
     assert set(safetensors.torch.load_file(tmp_path / "d")) == {"inputs", "labels", "test_inputs", "test_labels"}
     assert tree.sha256(dict(safetensors.torch.load_file(tmp_path / "d")))
+
+
+def test_a_number_is_read_from_a_table_and_from_tensors(tmp_path: Path) -> None:
+    task = Task.by(from_toml(TOML, ""), "stays", 3)
+    assert (task.class_names, task.of_numbers, task.nothing.labels.dtype) == (("stay",), True, torch.float32)
+    frame = stays(200)
+    frame.to_csv(tmp_path / "stays.csv", index=False)
+    found = load_host(tmp_path / "stays.csv", "table", task, share=0.2, validation=0.25)
+    assert [len(part) for part in (found.train, found.test, found.validation)] == [120, 40, 40]
+    everything = torch.cat([part.labels for part in (found.train, found.test, found.validation)])
+    assert sorted(everything.tolist()) == pytest.approx(sorted((frame["stay"] / 20 - 1).tolist()), abs=1e-6)
+    save_host(tmp_path / "host.safetensors", found)
+    again = load_host(tmp_path / "host.safetensors", "safetensors", task, share=0.2, validation=0.25)
+    assert torch.equal(again.train.labels, found.train.labels)
+    assert torch.equal(again.validation.inputs, found.validation.inputs)
+    inputs = torch.zeros(2, *task.shape)
+    for labels, facts in (
+        (torch.tensor([0.0, 1.5]), ("-1..1",)), (torch.tensor([0.0, float("nan")]), ("-1..1",)),
+        (torch.tensor([0, 1]), ("int64", "float32")),
+    ):  # fmt: skip
+        safetensors.torch.save_file({"inputs": inputs, "labels": labels}, tmp_path / "wrong.safetensors")
+        with refused("data", *facts):
+            load_host(tmp_path / "wrong.safetensors", "safetensors", task)
+    with refused("class_names"):
+        Task("stays", 3, ("stay",), (2,), "float32")

@@ -12,13 +12,15 @@ import torch
 from flwr.app import Message
 from tests.engines.flower_world import HALF, NONSENSE, TWO, World
 from tests.engines.in_process import InProcessEngine
+from tests.experiment.test_numbers import TINY, TOML, stays
 from tests.helpers import CLASSES, refused, run_rounds, small_federation
 
 from fedfill import tree
 from fedfill.algorithms.local import Local
 from fedfill.data.samples import Samples
 from fedfill.engines.flower import FlowerEngine
-from fedfill.engines.flower_messages import EVALUATE, Answer, Scores, encode, pack, unpack
+from fedfill.engines.flower_messages import EVALUATE, Answer, encode, pack, unpack
+from fedfill.engines.flower_scores import NumberScores, Scores
 from fedfill.engines.local import LocalEngine
 from fedfill.errors import DivergedError
 from fedfill.experiment.loop import _evaluate, execute
@@ -243,6 +245,62 @@ def test_a_run_with_personal_models_on_hosts(stop_after: int | None, tmp_path: P
     entries = {entry["released"]: entry for entry in result.summary["privacy"]["entries"]}
     assert (entries["evaluation"]["epsilon"], entries["evaluation"]["clients"]) == (None, 4)
     assert execute(prepared, path, connect=connect(3)).was_finished
+
+
+@pytest.mark.parametrize("name", ["fedavg", "local"])
+def test_numbers_are_scored_as_in_one_process(name: str, tmp_path: Path) -> None:
+    """Of hosts' own splits no more is sent than what R² needs; without a test set these sums are added up."""
+    (tmp_path / "schema.toml").write_text(TOML)
+    options = {"schema_file": tmp_path / "schema.toml", "client_validation": 0.2, **TINY}
+    prepared = arrange(name, data=stays(), model="auto", **options)
+    parts = (prepared.algorithm, prepared.federation, prepared.model, prepared.initial)
+    hosts = InProcessEngine(*parts, folder=tmp_path / "hosts", validate_clients=True)
+    one = LocalEngine(*parts, seed=0, device=torch.device("cpu"), workers=1)
+    flower, local = (engine.evaluate(prepared.initial, 0) for engine in (hosts, one))
+    assert flower.accuracy_by_client == pytest.approx(local.accuracy_by_client, abs=1e-6)
+    assert flower.validation_by_client == pytest.approx(local.validation_by_client, abs=1e-6)
+    assert (flower.most_predicted, flower.largest_class) == (None, None)
+    if name == "fedavg":
+        assert (flower.accuracy, flower.loss) == (local.accuracy, local.loss)
+    own = [client.test for client in prepared.federation.clients]
+    together = Samples(torch.cat([s.inputs for s in own]), torch.cat([s.labels for s in own]))
+    hosts._test = together
+    whole = hosts.evaluate(prepared.initial, 0)
+    hosts._test = together[:0]
+    pooled = hosts.evaluate(prepared.initial, 0)
+    assert pooled.accuracy == pytest.approx(whole.accuracy, abs=1e-6)
+    assert pooled.accuracy_by_class == [pooled.accuracy]
+    assert pooled.loss == pytest.approx(whole.loss, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("scores", "sound"),
+    [
+        (NumberScores([3, 1.0, 1.5, 1.0], [0, 0, 0, 0]), True),
+        (NumberScores([3, 1.0, 1.5], [0, 0, 0, 0]), False),
+        (NumberScores([2.5, 1.0, 1.5, 1.0], [0, 0, 0, 0]), False),
+        (NumberScores([-1, 0.0, 0.0, 0.0], [0, 0, 0, 0]), False),
+        (NumberScores([3, float("nan"), 1.5, 1.0], [0, 0, 0, 0]), False),
+        (NumberScores([float("nan"), 0.0, 0.0, 0.0], [0, 0, 0, 0]), False),
+        (NumberScores([float("inf"), 0.0, 0.0, 0.0], [0, 0, 0, 0]), False),
+        (NumberScores([3, 1.0, 3.5, 3.0], [0, 0, 0, 0]), False),
+        (NumberScores([3, 1.0, 2.0, 1.0], [0, 0, 0, 0]), False),  # a mean of 2/3 needs squares of 4/3
+        (NumberScores([3, 1.0, 1.5, 1.0], [1, -1.0, 0, 0]), False),
+    ],
+)
+def test_which_sums_of_numbers_make_sense(scores: NumberScores, sound: bool) -> None:
+    assert scores.plausible(1) is sound
+
+
+def test_r_squared_from_sums_by_hand() -> None:
+    """Numbers 0, .5, 1 with a mean of .5, predicted as .5 each but for the last, which is 1."""
+    scores = NumberScores([3, 0.25, 1.5, 1.25], [2, 0.1, 1.0, 0.5])
+    assert scores.own == pytest.approx(1 - 0.25 / 0.5)
+    assert scores.held is None, "two times .5: nothing varies"
+    whole = NumberScores.together({0: scores, 3: NumberScores([1, 0.0, 1.0, 1.0], [0, 0, 0, 0])})
+    assert whole is not None
+    assert whole.accuracy == pytest.approx(1 - 0.25 / (2.25 - 2.5**2 / 4))
+    assert NumberScores.together({}) is None
 
 
 @pytest.mark.parametrize(

@@ -135,8 +135,6 @@ def test_what_needs_classes_refuses(options: dict[str, Any]) -> None:
             fedfill.run("fed3r", **{**options, "model": "features"}, **{setting: value})
     with refused("labelled_per_client"):
         fedfill.run("fedavg", **options, labelled_per_client=5)
-    with refused("engine"):
-        fedfill.run("fedavg", **options, engine="flower")
     assert not options["out"].exists()
 
 

@@ -11,6 +11,7 @@ import safetensors.torch
 import torch
 from numpy.typing import NDArray
 from safetensors import SafetensorError
+from torch import Tensor
 
 from fedfill.data.dataset import OWN
 from fedfill.data.federation import ClientData, Federation
@@ -38,7 +39,7 @@ class Task:
     Attributes:
         name: What to call the data.
         clients: Number of hosts.
-        class_names: In the order of their indices.
+        class_names: In the order of their indices; where a number is learnt, its name alone.
         shape: Of one sample's inputs, channels first.
         dtype: ``uint8`` for images, ``float32`` for anything else.
         fingerprint: Of the data of a rehearsal; empty in a deployment, where nobody sees them all.
@@ -62,12 +63,17 @@ class Task:
         if type(self.clients) is not int or self.clients < 1:
             raise FedfillError(f"clients: found {self.clients!r}; allowed: a whole number of at least 1")
         names = set(self.class_names)
-        if len(names) != len(self.class_names) or len(names) < 2 or not all(isinstance(n, str) and n for n in names):
+        least = 1 if self.of_numbers else 2
+        if (
+            len(names) != len(self.class_names)
+            or len(names) < least
+            or not all(isinstance(n, str) and n for n in names)
+        ):
             raise FedfillError(f"class_names: found {list(self.class_names)}; allowed: two or more different names")
         if not self.shape or not all(type(n) is int and n > 0 for n in self.shape):
             raise FedfillError(f"shape: found {list(self.shape)}; allowed: whole numbers such as [1, 28, 28]")
         if self.schema and (agreed := self.agreed) is not None:
-            found, fits = (self.class_names, self.shape), (agreed.target.classes, (agreed.encoding().size,))
+            found, fits = (self.class_names, self.shape), (_names(agreed), (agreed.encoding().size,))
             if found != fits:
                 raise FedfillError(
                     f"schema: found classes and shape {found} beside one that makes {fits}; allowed: the same"
@@ -94,22 +100,28 @@ class Task:
     def by(cls, schema: Schema, name: str, clients: int) -> Task:
         """What parties agree on whose tables have a schema."""
         shape = (schema.encoding().size,)
-        return cls(name, clients, schema.target.classes, shape, "float32", schema=schema.toml())
+        return cls(name, clients, _names(schema), shape, "float32", schema=schema.toml())
 
     @property
     def agreed(self) -> Schema | None:
         """What the columns of a table hold; None where the data are none."""
         return from_toml(self.schema, "of the app") if self.schema else None
 
+    @property
+    def of_numbers(self) -> bool:
+        """Whether a number is learnt, and no classes."""
+        return (agreed := self.agreed) is not None and agreed.target.kind == "number"
+
     def strata(self, samples: Samples) -> NDArray[np.int64]:
         """What a stratified choice among some samples keeps the shares of."""
         labels = samples.strata
-        return labels if (agreed := self.agreed) is None else agreed.target.strata(labels)
+        return labels if (agreed := self.agreed) is None or self.of_numbers else agreed.target.strata(labels)
 
     @property
     def nothing(self) -> Samples:
         """No samples, of this task's type and shape."""
-        return Samples(torch.zeros(0, *self.shape, dtype=DTYPES[self.dtype]), torch.zeros(0, dtype=torch.int64))
+        labels = torch.float32 if self.of_numbers else torch.int64
+        return Samples(torch.zeros(0, *self.shape, dtype=DTYPES[self.dtype]), torch.zeros(0, dtype=labels))
 
     def remote(self, test: Samples | None = None) -> Federation:
         """The federation as a party sees it that holds nobody's data."""
@@ -119,6 +131,11 @@ class Task:
         columns = None if (schema := self.agreed) is None else schema.encoding()
         test = test or self.nothing
         return Federation(self.name, everyone, test, self.class_names, (), fingerprint, columns=columns)
+
+
+def _names(schema: Schema) -> tuple[str, ...]:
+    """What a task with such a table has for its classes."""
+    return (schema.target.column,) if schema.target.kind == "number" else schema.target.classes
 
 
 def load_host(
@@ -213,12 +230,16 @@ def _read_safetensors(path: Path, task: Task, setting: str) -> tuple[Samples, Sa
         if inputs is None or labels is None:
             raise FedfillError(f"{setting}: '{path}' needs both {prefix}inputs and {prefix}labels")
         samples = inputs.shape[:1]
-        if labels.dtype != torch.int64 or labels.dim() != 1 or labels.shape != samples:
+        wanted = task.nothing.labels.dtype
+        if labels.dtype != wanted or labels.dim() != 1 or labels.shape != samples:
             raise FedfillError(
                 f"{setting}: {prefix}labels in '{path}' are {labels.dtype} of shape {list(labels.shape)}; "
-                f"allowed: one int64 for each of the {sum(samples)} samples"
+                f"allowed: one {str(wanted).removeprefix('torch.')} for each of the {sum(samples)} samples"
             )
-        if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < len(task.class_names):
+        if task.of_numbers:
+            if not bool((labels.abs() <= 1).all()):
+                raise FedfillError(f"{setting}: {prefix}labels in '{path}' go beyond -1..1, the scale of a number")
+        elif len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < len(task.class_names):
             raise FedfillError(f"{setting}: {prefix}labels in '{path}' go beyond the {len(task.class_names)} classes")
         parts.append(_fitting(Samples(inputs, labels), task, f"{setting}: '{path}'"))
     train, test, validation = parts
@@ -237,11 +258,15 @@ def _read_folder(path: Path, task: Task, setting: str, size: int | None) -> tupl
             f"{setting}: '{path}' has a class '{unknown[0]}'; {did_you_mean(unknown[0], task.class_names)}"
         )
     index = torch.tensor([task.class_names.index(name) for name in source.class_names])
+
+    def ours(labels: Tensor) -> Tensor:
+        return labels if task.of_numbers else index[labels]
+
     # what one host holds doesn't tell whether all hold grey images alone, so the agreed shape does
     colour = size is not None and task.shape[0] == 3
     train, test = (
         _fitting(
-            Samples(in_colour(part.inputs) if colour else part.inputs, index[part.labels]), task, f"{setting}: '{path}'"
+            Samples(in_colour(part.inputs) if colour else part.inputs, ours(part.labels)), task, f"{setting}: '{path}'"
         )
         for part in (source.train, source.test)
     )

@@ -38,7 +38,6 @@ from fedfill.engines.flower_messages import (
     GivenKey,
     Hello,
     Mistaken,
-    Scores,
     Unread,
     encode,
     first_line,
@@ -46,12 +45,13 @@ from fedfill.engines.flower_messages import (
     pack,
     unpack,
 )
+from fedfill.engines.flower_scores import NumberScores, Scores, lossless
 from fedfill.engines.flower_sums import MaskedSum
 from fedfill.engines.runner import make_resident
 from fedfill.errors import FedfillError
 from fedfill.privacy.releases import unbounded
 from fedfill.protocol.messages import HEAVIEST, Answers, Average, Lost, Message, Outcome, releases_of
-from fedfill.training.evaluation import Evaluation, divergence, largest_share, score_all, shares
+from fedfill.training.evaluation import Evaluation, Splits, divergence, gather, score_all
 from fedfill.tree import Record, Tree, Weights
 
 __all__ = ["Context", "FlowerEngine", "Grid", "ServerApp", "server_app"]
@@ -134,7 +134,7 @@ class FlowerEngine:
         self._seconds = GRACE + (PATIENCE if timeout is None else timeout)
         self._limit = limit
         self._kinds = {f"train.{name}": reply for name, (_, reply) in handlers_of(program).items()}
-        self._kinds |= {HELLO: Hello, EVALUATE: Scores, SUM_KEY: GivenKey}
+        self._kinds |= {HELLO: Hello, EVALUATE: NumberScores if test.of_numbers else Scores, SUM_KEY: GivenKey}
         self._nodes: dict[int, int] = {}  # client -> node
         self._refused: dict[int, tuple[str, float]] = {}  # node -> why, and when
         self._told: set[tuple[int, str]] = set()
@@ -174,39 +174,30 @@ class FlowerEngine:
     def evaluate(self, weights: Weights, t: int) -> Evaluation:
         """Score weights on the server's test set and on the hosts' own splits."""
         scores, diverged = self._scores(weights, t) if self.evaluation is not None else ({}, None)
-        by_client = [
-            sum(scores[i].correct) / sum(scores[i].samples) if i in scores and any(scores[i].samples) else None
-            for i in range(self._clients)
-        ]
-        held = [
-            scores[i].validated / scores[i].validation if i in scores and scores[i].validation else None
-            for i in range(self._clients)
-        ]
+        told = [scores.get(i) for i in range(self._clients)]
+        by_client = [None if one is None else one.own for one in told]
+        held = [None if one is None else one.held for one in told]
         held = held if any(share is not None for share in held) else []
         if len(self._test):
             self._resident.load(weights)
             scored = score_all(self._resident, self._test)
-            labels = self._test.labels
-            correct, loss = scored.predicted == labels, float(scored.losses.double().mean())
-            by_class = shares(correct, labels, self._classes)
-            largest = largest_share(scored.predicted), largest_share(labels)
-            return Evaluation(float(correct.double().mean()), loss, by_class, by_client, held, *largest)
-        hits = [sum(s.correct[c] for s in scores.values()) for c in range(self._classes)]
-        sizes = [sum(s.samples[c] for s in scores.values()) for c in range(self._classes)]
-        if not sum(sizes):
+            nobody = self._test[:0]
+            splits = Splits(self._test, nobody, nobody, (0,) * self._clients, (0,) * self._clients)
+            found = gather([scored, score_all(self._resident, nobody)], splits, self._classes)
+        elif (pooled := self._kinds[EVALUATE].together(scores)) is None:
             if diverged is not None:
                 raise divergence(t, diverged)
             raise FedfillError(
                 f"clients: after round {t + 1} no host gave scores on its own test split, and there is no other test set to score on; "
                 "finished rounds are kept, and 'fedfill resume' goes on from there"
             )
-        by_class = [hit / size if size else None for hit, size in zip(hits, sizes, strict=True)]
-        loss = sum(s.loss for s in scores.values()) / sum(sizes)
-        return Evaluation(sum(hits) / sum(sizes), loss, by_class, by_client, held, None, max(sizes) / sum(sizes))
+        else:
+            found = pooled
+        return replace(found, accuracy_by_client=by_client, validation_by_client=held)
 
-    def _scores(self, weights: Weights, t: int) -> tuple[dict[int, Scores], float | None]:
+    def _scores(self, weights: Weights, t: int) -> tuple[dict[int, Any], float | None]:
         """What the hosts' scores are, and a loss that is none in scores that are plausible otherwise."""
-        scores: dict[int, Scores] = {}
+        scores: dict[int, Any] = {}
         diverged = None
         body = encode(Evaluate(weights))
         self._greet()  # who has come since is asked too
@@ -215,11 +206,13 @@ class FlowerEngine:
         self.evaluated = [i for i, outcome in outcomes.items() if outcome.reply is not None or outcome.releases]
         for i, outcome in outcomes.items():
             told = outcome.reply
-            if isinstance(told, Scores) and self._plausible(told):
+            if isinstance(told, Scores | NumberScores) and told.plausible(self._classes):
                 scores[i] = told
                 continue
             log.warning("client %d gave no scores: %s", i, outcome.error or "its scores make no sense")
-            if isinstance(told, Scores) and not told.loss <= HEAVIEST and self._plausible(replace(told, loss=0.0)):
+            if not isinstance(told, Scores | NumberScores) or told.loss <= HEAVIEST:
+                continue
+            if lossless(told).plausible(self._classes):
                 diverged = told.loss
         return scores, diverged
 
@@ -238,14 +231,6 @@ class FlowerEngine:
         t += self._pretraining_steps  # on the wire the steps before the first round count as rounds
         self._begun = t if self._begun is None else self._begun
         return {"digest": self._digest, "round": t, "begun": self._begun, "origin": self.origin}
-
-    def _plausible(self, scores: Scores) -> bool:
-        return (
-            len(scores.correct) == len(scores.samples) == self._classes
-            and all(0 <= hit <= size <= HEAVIEST for hit, size in zip(scores.correct, scores.samples, strict=True))
-            and 0 <= scores.loss <= HEAVIEST
-            and 0 <= scores.validated <= scores.validation <= HEAVIEST
-        )
 
     def _outcomes(self, replies: Mapping[int, Envelope | Lost], action: str) -> dict[int, Outcome]:
         """What came of the messages to clients; a node that turns out to be another client is asked anew who it is."""

@@ -33,20 +33,19 @@ from fedfill.engines.flower_messages import (
     GivenKey,
     Hello,
     Hidden,
-    Scores,
     encode,
     first_line,
     handlers_of,
     pack,
     unpack,
 )
+from fedfill.engines.flower_scores import NumberScores, Scores
 from fedfill.engines.runner import ClientRunner, make_resident
 from fedfill.errors import FedfillError
 from fedfill.privacy.masking import Occasion, Parties
 from fedfill.privacy.sums import MASKED
 from fedfill.protocol.messages import Lost
 from fedfill.runs.directory import noise_key, write_atomically
-from fedfill.training.evaluation import score_all
 from fedfill.training.fit import Resident
 from fedfill.training.precision import Precision
 from fedfill.tree import Record, Tree, Weights
@@ -341,12 +340,5 @@ def _score(office: _Office, message: Tree, words: dict[str, Any]) -> Answer:
         state, _ = _stored(office.kept(), words["run"], _round(words), words.get("begun"), words.get("origin"))
         weights = site.program.personal_weights(tree.to(state or {}, site.device), weights)
     office.resident.load(weights)
-    correct = [0] * site.classes
-    loss = 0.0
-    if len(own):
-        scored = score_all(office.resident, own)
-        hits = scored.predicted == own.labels
-        correct = torch.bincount(own.labels[hits], minlength=site.classes).tolist()
-        loss = float(scored.losses.double().sum())
-    validated = int((score_all(office.resident, held).predicted == held.labels).sum())
-    return Answer(Scores(correct, own.counts(site.classes), loss, validated, len(held)))
+    kind = NumberScores if own.of_numbers else Scores
+    return Answer(kind.of(office.resident, own, held, site.classes))

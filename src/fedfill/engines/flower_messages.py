@@ -80,25 +80,6 @@ class Evaluate(Message):
 
 
 @dataclass(frozen=True)
-class Scores(Message):
-    """Host to server: how the weights, or its own model, do on its own splits for test and validation.
-
-    Attributes:
-        correct: Recognised samples of the test split by class.
-        samples: Samples of the test split by class.
-        loss: Sum of their losses.
-        validated: Recognised samples of the validation split.
-        validation: Samples of the validation split.
-    """
-
-    correct: list[int]
-    samples: list[int]
-    loss: float
-    validated: int
-    validation: int
-
-
-@dataclass(frozen=True)
 class AskKey(Message):
     """Server to host: the request for a key with which its part of one sum is hidden.
 

@@ -144,7 +144,7 @@ def prepare(
         raise FedfillError(
             f"schema_file: found none with {kind.name}, which counts the cells of a table; allowed: a table and its schema"
         )
-    require_target(settings, federation, experiment.engine)
+    require_target(settings, federation)
     settings.check_schema(federation.schema)
     if kind.pooled:
         federation = federation.pooled()

@@ -7,13 +7,12 @@ from fedfill.data.federation import Federation
 from fedfill.errors import FedfillError
 
 
-def require_target(algorithm: Algorithm, federation: Federation, engine: str) -> None:
+def require_target(algorithm: Algorithm, federation: Federation) -> None:
     """Refuse to learn a number with what needs classes.
 
     Args:
         algorithm: With its settings.
         federation: The clients' data.
-        engine: Which carries the messages.
 
     Raises:
         FedfillError: With the part that needs classes.
@@ -21,10 +20,6 @@ def require_target(algorithm: Algorithm, federation: Federation, engine: str) ->
     if not federation.of_numbers:
         return
     target = federation.class_names[0]
-    if engine == "flower":
-        raise FedfillError(
-            f"engine: found flower with the target '{target}', a number, of which its hosts send no figures; allowed: local and ray"
-        )
     parts = {
         "algorithm": algorithm,
         **{axis: getattr(algorithm, axis, None) for axis in ("local", "aggregation", "head")},
