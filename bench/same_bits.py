@@ -114,6 +114,7 @@ CASES: dict[str, dict[str, Any]] = {
     "mst": TABLE,
     "cox": TIMES,
     "cox, by site": {**TIMES, "strata": "site"},
+    "moments": {**TABLE, "target_epsilon": 5.0},
     "kaplanmeier": {**TIMES, "group": "arm"},
     "kaplanmeier, noise": {**TIMES, "group": "site", "target_epsilon": 5.0},
     "mst, tree": {**TABLE, "structure": "augmented", "target_epsilon": 5.0},

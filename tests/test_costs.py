@@ -117,6 +117,8 @@ def expected(name: str, result: fedfill.Result) -> dict[str, dict[str, int]]:
         columns, pairs, words = 9 + 3 + 4 + 2, 2 * (9 + 3 + 4), len("columns") + len("tables")
         asked = 2 * 8 + words + 8 * 4 + 8 * 2 * 3
         return {"count": {"down": K * asked, "up": K * 4 * (columns + pairs)}}
+    if name == "moments":  # one exchange; the age
+        return {"sum": {"down": K * 8, "up": K * 4 * 3}}
     if name == "kaplanmeier":  # one exchange; 9 times of the grid
         return {"count": {"down": K * 8, "up": K * 4 * (2 * 9 + 1)}}
     if name == "cox":  # 6 coefficients; the sums of the last step are asked for twice
@@ -205,7 +207,7 @@ def test_bytes_follow_the_formulas(name: str, tmp_path: Path):
         own = {"classifier_samples": 50, "decoder_samples": 50}
     elif name == "fedgauss":
         own = {"images_per_class": 5, "classifier_epochs": 1}
-    elif name == "mst":
+    elif name in ("mst", "moments"):
         own = {"data": table(), "schema_file": GIVEN["its schema"](), "partition": "iid"}
     elif name in ("cox", "kaplanmeier"):
         own = {"data": times(), "schema_file": GIVEN["their schema"](), "partition": "iid", "data_fraction": 1.0}

@@ -40,12 +40,6 @@ def grid_of(schema: Schema | None, algorithm: str) -> tuple[float, ...]:
     return schema.target.grid
 
 
-def agreed(schema: Schema | None) -> Schema:
-    """The schema, which `grid_of` has made sure of."""
-    assert schema is not None
-    return schema
-
-
 def require_hazards(model: nn.Module, algorithm: str) -> None:
     """Refuse another network than the one that holds hazards."""
     if not isinstance(getattr(model, "classifier", None), ProportionalHazards):

@@ -16,8 +16,8 @@ from scipy.special import ndtr
 from torch import Tensor, nn
 
 from fedfill.algorithms import Algorithm
-from fedfill.algorithms._survival import agreed, drawn, grid_of, left_shares, require_hazards, with_hazards, with_risk
-from fedfill.data.schema import Schema
+from fedfill.algorithms._survival import drawn, grid_of, left_shares, require_hazards, with_hazards, with_risk
+from fedfill.data.schema import Schema, agreed
 from fedfill.errors import FedfillError
 from fedfill.privacy.packed import pack, unpack
 from fedfill.privacy.releases import Release, unbounded
@@ -335,8 +335,12 @@ def design(schema: Schema) -> list[Input]:
     """The inputs that have a coefficient: all but the first word of each category, with which the others are compared."""
     encoding, found = schema.encoding(), []
     for place, name in enumerate(encoding.numbers):
-        unit, is_flag = 1 / encoding.deviation[place], name not in schema.columns
-        found.append(Input(place, name, unit, 0.0 if is_flag else -1.0, 1.0))
+        unit, column = 1 / encoding.deviation[place], schema.columns.get(name)
+        ends = (
+            (0.0, 1.0) if column is None else column.bounds
+        )  # a column that says where another is empty has no bounds
+        low, high = ((end - encoding.mean[place]) * unit for end in ends)
+        found.append(Input(place, name, unit, low, high))
     place = len(encoding.numbers)
     for name, words in encoding.words.items():
         named = [Input(place + k, f"{name}: {word} against {words[0]}", 1.0, 0.0, 1.0) for k, word in enumerate(words)]

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from fedfill.algorithms import Algorithm
 from fedfill.algorithms._survival import (
-    agreed,
     cumulative,
     drawn,
     grid_of,
@@ -24,7 +23,7 @@ from fedfill.algorithms._survival import (
     require_hazards,
     with_hazards,
 )
-from fedfill.data.schema import Schema
+from fedfill.data.schema import Schema, agreed
 from fedfill.errors import FedfillError, did_you_mean
 from fedfill.privacy.releases import Release, unbounded
 from fedfill.privacy.sums import BlockBound

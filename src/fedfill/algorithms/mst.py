@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from fedfill.algorithms._base import Algorithm
 from fedfill.data.samples import Samples
-from fedfill.data.schema import Schema
+from fedfill.data.schema import Schema, agreed
 from fedfill.errors import FedfillError
 from fedfill.protocol.client import Client, client_handler
 from fedfill.protocol.messages import Message
@@ -203,12 +203,6 @@ def samples_of(schema: Schema, codes: Any, draw: np.random.Generator) -> Samples
     encoding, where = schema.encoding(), Path("drawn rows")
     values = encoding.values(schema.prepared(schema.frame(codes, draw), str(where), labelled=False), where)
     return Samples(encoding.inputs(values, str(where)), torch.from_numpy(codes[:, -1].copy()))
-
-
-def agreed(schema: Schema | None) -> Schema:
-    """The schema, which `tabular` has made sure of."""
-    assert schema is not None
-    return schema
 
 
 def _counts(found: Mapping[str, Any]) -> Tensor:

@@ -113,8 +113,8 @@ class Schema:
     def prepared(self, table: Any, where: str, labelled: bool = True) -> Any:
         """A table without empty cells, as `encoding` reads it.
 
-        Numbers, dates and positions of ordered words lie within their bounds, with the middle for an empty cell and a column of 1
-        and 0 beside it; a category has one of its words, `OTHER` or `MISSING`.
+        Numbers, dates and positions of ordered words lie within their bounds, with the middle (or the public mean) for an empty cell
+        and a column of 1 and 0 beside it; a category has one of its words, `OTHER` or `MISSING`.
 
         Args:
             table: An Arrow table with all columns of the schema.
@@ -134,7 +134,7 @@ class Schema:
             if column.is_words:
                 found[name] = values.tolist()
                 continue
-            found[name] = np.nan_to_num(values, nan=sum(column.bounds) / 2)
+            found[name] = np.nan_to_num(values, nan=column.scaling[0])
             if column.missing:
                 found[_indicator(name)] = np.isnan(values)
         if labelled and self.target.kind == "number":
@@ -147,7 +147,7 @@ class Schema:
         return pa.table(found)
 
     def encoding(self) -> Columns:
-        """How `prepared` rows become inputs: numbers within -1 and 1 by the public bounds, and one input for each word.
+        """How `prepared` rows become inputs: numbers by their public bounds or a public mean and deviation, and each word an input.
 
         Returns:
             Columns whose scaling comes from no record.
@@ -155,8 +155,7 @@ class Schema:
         numbers: dict[str, tuple[float, float]] = {}
         for name, column in self.columns.items():
             if not column.is_words:
-                low, high = column.bounds
-                numbers[name] = (low + high) / 2, (high - low) / 2
+                numbers[name] = column.scaling
                 if column.missing:
                     numbers[_indicator(name)] = 0.0, 1.0
         words = {
@@ -185,8 +184,8 @@ class Schema:
                 codes = values[:, first : first + column.size].argmax(1)
                 first += column.size
             else:
-                low, high = column.bounds
-                numbers = values[:, places[name]] * ((high - low) / 2) + (low + high) / 2
+                (low, high), (middle, unit) = column.bounds, column.scaling
+                numbers = values[:, places[name]] * unit + middle
                 # float32 may have moved a whole number, or the first of a bin, by its last digits
                 numbers = np.round(numbers) if column.whole else numbers + (high - low) * 1e-6
                 if column.missing:
@@ -262,6 +261,12 @@ def from_toml(text: str, where: str) -> Schema:
     except tomllib.TOMLDecodeError as error:
         raise FedfillError(f"schema: '{where}' is no TOML: {first_line(error)}") from error
     return from_document(document, where)
+
+
+def agreed(schema: Schema | None) -> Schema:
+    """The schema of data that have one, as an algorithm with `tabular` or a check of its own has made sure of."""
+    assert schema is not None
+    return schema
 
 
 def from_document(document: Mapping[str, Any], where: str) -> Schema:

@@ -46,9 +46,15 @@ class Column(BaseModel):
     """Of numbers and dates: cells of equal width; whole numbers have no more than there are of them."""
     missing: bool = True
     """Whether cells may be empty."""
+    mean: float | None = None
+    """Of numbers: what they are scaled by in place of their bounds, together with `deviation`, once it is public (`moments`)."""
+    deviation: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    """Likewise, above 0."""
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
+        if (self.mean is None) != (self.deviation is None) or (self.mean is not None and not self.standardised):
+            raise ValueError("mean and deviation go together, in columns of the kinds integer and real")
         words = self.kind in ("category", "ordered")
         if words != bool(self.values) or words != (self.low is None) or words != (self.high is None):
             needed = "values" if words else "low and high"
@@ -70,7 +76,22 @@ class Column(BaseModel):
             raise ValueError(f"found low = {self.low} and high = {self.high}; allowed: low below high")
         if self.kind == "integer" and (low % 1 or high % 1):
             raise ValueError("low and high of whole numbers must be whole")
+        if self.mean is not None and not low <= self.mean <= high:
+            raise ValueError(f"found mean = {self.mean:g}; allowed: from low to high")
         return self
+
+    @property
+    def standardised(self) -> bool:
+        """Whether its values may be scaled by a mean and a deviation: those of numbers."""
+        return self.kind in ("integer", "real")
+
+    @property
+    def scaling(self) -> tuple[float, float]:
+        """What is taken from a value, and by what the rest is divided: mean and deviation, or the middle and half of the bounds."""
+        if self.mean is not None and self.deviation is not None:
+            return self.mean, self.deviation
+        low, high = self.bounds
+        return (low + high) / 2, (high - low) / 2
 
     @property
     def is_words(self) -> bool:

@@ -315,11 +315,13 @@ def _images(prepared: Prepared, server: Server, per_class: int | None = None) ->
 
 
 def _findings(algorithm: Algorithm, server: Server, federation: Federation, directory: RunDirectory) -> Findings | None:
-    """What the algorithm found beside a model, with its curves written down."""
+    """What the algorithm found beside a model, with its curves and its schema written down."""
     found = algorithm.findings(server)
     if found is not None and found.curves:
         with writing(directory.path):
             write_curves(found.curves, directory.path / "curves", f"{algorithm.name}, {federation.name}", found.level)
+    if found is not None and found.schema:
+        directory.write("schema.toml", found.schema.encode())
     return found
 
 

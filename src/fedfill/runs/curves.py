@@ -55,6 +55,7 @@ class Findings:
         figures: Plain values for ``summary.json``.
         curves: Survival curves.
         level: Of confidence of their bands.
+        schema: As TOML text: the table's, with what was found of its columns; "": none.
         ranks_only: Whether the model's risks are no more than an order of rows, so that no probability is told of one.
     """
 
@@ -62,6 +63,7 @@ class Findings:
     curves: Sequence[StepCurve] = field(default_factory=tuple)
     level: float = 0.95
     ranks_only: bool = False
+    schema: str = ""
 
 
 def write_curves(curves: Sequence[StepCurve], path: Path, title: str, level: float = 0.95) -> None:

@@ -62,6 +62,7 @@ NOT_TRIED: Mapping[str, str] = {
 WITHOUT_A_PLACE: Mapping[str, str] = {
     "dpfedavg": "it protects whole clients against all but the server, and needs hundreds of them",
     "kaplanmeier": "it is for times to an event, and knows no columns",
+    "moments": "it trains nothing; run it first, and give its schema to the study",
     "fedcgs": "another head from the same sums as fed3r; 'fedfill compare' has it",
     "fedpft, fedgauss, dpmerf, fedcvae, mst": "their guarantee is for synthetic data; see docs/synthetic-data.md",
 }
