@@ -95,6 +95,12 @@ class Difference:
         return self.half_width is None or abs(self.mean) <= self.half_width
 
 
+def headline_of(summary: Mapping[str, Any]) -> tuple[str, str]:
+    """What a run is judged by, and methods are compared by: its name for people, and the figure's."""
+    own = {"number": ("R²", "accuracy"), "survival": ("C-index", "c_index")}
+    return own.get(str(summary.get("target")), ("accuracy", "accuracy"))
+
+
 @dataclass(frozen=True)
 class Comparison:
     """What `compare` found.
@@ -118,8 +124,7 @@ class Comparison:
     @property
     def headline(self) -> tuple[str, str]:
         """What methods are compared by: its name for people, and the figure's."""
-        own = {"number": ("R²", "accuracy"), "survival": ("C-index", "c_index")}
-        return own.get(self.first.get("target", ""), ("accuracy", "accuracy"))
+        return headline_of(self.first)
 
     def difference(self, row: Row, name: str, other: Row | None = None, missed: float = 0.05) -> Difference | None:
         """The paired difference of a row's figure to the baseline's.

@@ -105,8 +105,8 @@ def learning(part: Part, where: str, room: Room) -> Section | None:
         lead = "One seed each: another one would give other curves. "
     charts: list[Chart] = []
     figures = (
-        ("accuracy", "Accuracy on everyone's test set", "test set"),
-        ("mean_client_accuracy", "Accuracy on clients' own test splits, mean", "own splits"),
+        ("accuracy", f"{part.score} on everyone's test set", "test set"),
+        ("mean_client_accuracy", f"{part.score} on clients' own test splits, mean", "own splits"),
     )
     for name, title, _ in figures:
         curves = {line.label: _by_round(line, name) for line in part.lines}
@@ -114,7 +114,7 @@ def learning(part: Part, where: str, room: Room) -> Section | None:
         if not curves:
             continue
         if len(part.lines) == 1 and name == "mean_client_accuracy":
-            charts.append(_of_clients(part.lines[0], where, room))
+            charts.append(_of_clients(part, where, room))
             continue
         table = _curve_table(title, curves, room)
         if len(curves) <= TOGETHER:
@@ -199,8 +199,9 @@ def _apart(
     return charts
 
 
-def _of_clients(line: Line, where: str, room: Room) -> Chart:
+def _of_clients(part: Part, where: str, room: Room) -> Chart:
     """One method's clients over the rounds: mean, the middle half, the worst."""
+    line = part.lines[0]
     quarter: dict[int, list[float]] = {}
     for trial in line.known:
         for record in trial.rounds:
@@ -212,7 +213,7 @@ def _of_clients(line: Line, where: str, room: Room) -> Chart:
     worst = [(float(t), 100 * q[0]) for t, q in spans.items()]
     band = [(float(t), 100 * q[1], 100 * q[3]) for t, q in spans.items()]
     curves = [Curve("mean over clients", mean, band, 0), Curve("worst client", worst, (), 1)]
-    title = "Accuracy on clients' own test splits"
+    title = f"{part.score} on clients' own test splits"
     drawing = drawings.lines(
         curves,
         title=f"{title}: {where}",

@@ -17,7 +17,7 @@ from fedfill.files import read_regular
 from fedfill.runs.directory import RunDirectory
 from fedfill.runs.records import Division, Summary, require, require_rounds
 from fedfill.studies.compare import BUDGET
-from fedfill.studies.comparison import RECORD, Comparison, Row, read_comparison
+from fedfill.studies.comparison import RECORD, Comparison, Row, headline_of, read_comparison
 from fedfill.studies.grid import TABLE
 from fedfill.studies.reporting.answer import Answer, read_answer
 from fedfill.studies.reporting.grids import read_grid_table
@@ -147,6 +147,12 @@ class Part:
         return tuple(trial for line in self.lines for trial in line.trials if trial is not None)
 
     @property
+    def score(self) -> str:
+        """What the runs are judged by, at the beginning of a title."""
+        word = headline_of(next((trial.figures for trial in self.trials if trial.figures), {}))[0]
+        return word[:1].upper() + word[1:]
+
+    @property
     def unfinished(self) -> tuple[Trial, ...]:
         """The runs that have rounds left."""
         return tuple(trial for trial in self.trials if not trial.finished)
@@ -225,16 +231,32 @@ def read_trial(folder: Path) -> Trial:
                 "put back what the run wrote, or run it again"
             )
     pictures = sorted((folder / "samples").glob("round-*.png")) if (folder / "samples").is_dir() else []
+    figures = summary if summary is not None else _so_far(experiment, rounds)
+    if headline_of(figures)[1] == "c_index":
+        figures, rounds = _by_rank(figures), [_without_cells(record) for record in rounds]
     return Trial(
         folder,
         experiment,
-        summary if summary is not None else _so_far(experiment, rounds),
+        figures,
         rounds,
         _holdings(folder / "partition.json"),
         pictures[-1] if pictures else None,
         summary is not None,
         (folder / "deployment.toml").exists(),
     )
+
+
+def _by_rank(figures: Mapping[str, Any]) -> dict[str, Any]:
+    """Figures of times to an event, where the C-index stands in for the accuracy, as R² does of numbers: cells are hard to name."""
+    shown = {"accuracy": "c_index", "mean_client_accuracy": "c_index_within_clients"}
+    return {**_without_cells(figures), **{name: figures.get(own) for name, own in shown.items()}}
+
+
+def _without_cells(figures: Mapping[str, Any]) -> dict[str, Any]:
+    """Figures or a round's record, without the shares of rows whose cell was named."""
+    return {
+        name: value for name, value in figures.items() if "accuracy" not in name and name not in ("loss", "best_round")
+    }
 
 
 def _so_far(experiment: Mapping[str, Any], rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

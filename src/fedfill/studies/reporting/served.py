@@ -25,8 +25,10 @@ def served(part: Part, where: str, room: Room) -> Section | None:
     if not lines:
         return None
     held = next((trial.holdings for trial in part.trials if trial.holdings is not None), None)
-    charts = [*_by_class(part, lines, held, where, room), *_by_client(part, lines, held, where, room)]
-    return Section("served", "Accuracy by class and by client", "", charts) if charts else None
+    by_class = _by_class(part, lines, held, where, room) if part.score == "Accuracy" else []
+    charts = [*by_class, *_by_client(part, lines, held, where, room)]
+    by = "by class and by client" if part.score == "Accuracy" else "by client"
+    return Section("served", f"{part.score} {by}", "", charts) if charts else None
 
 
 def _by_class(part: Part, lines: Sequence[Line], held: Holdings | None, where: str, room: Room) -> list[Chart]:
@@ -66,7 +68,7 @@ def _by_class(part: Part, lines: Sequence[Line], held: Holdings | None, where: s
 
 
 def _by_client(part: Part, lines: Sequence[Line], held: Holdings | None, where: str, room: Room) -> list[Chart]:
-    title = "Accuracy by client, own test splits"
+    title = f"{part.score} by client, own test splits"
     if len(lines) == 1 and len(lines[0].known) == 1:
         values = lines[0].by_item("accuracy_by_client")
         if all(v is None for v in values):

@@ -22,6 +22,7 @@ def finals(part: Part, where: str) -> list[Chart]:
         ("accuracy", "Everyone's test set"),
         ("mean_client_accuracy", "Clients' own test splits, mean"),
     ):
+        title = title if part.score == "Accuracy" else f"{part.score}: {title}"
         bars = []
         for k, line in enumerate(part.lines):
             values = [100 * v for v in line.values(name)]
@@ -67,12 +68,13 @@ def _differences(part: Part, where: str) -> list[Chart]:
     base = comparison.baseline
     rows = []
     for k, row in enumerate(comparison.rows):
-        found = comparison.difference(row, "accuracy")
+        name = comparison.headline[1]
+        found = comparison.difference(row, name)
         if found is None:
             continue
         half = found.half_width
         interval = None if half is None else (100 * (found.mean - half), 100 * (found.mean + half))
-        pairs = zip(row.values("accuracy"), base.values("accuracy"), strict=True)
+        pairs = zip(row.values(name), base.values(name), strict=True)
         dots = [100 * (own - other) for own, other in pairs] if half is not None else []
         text = f"{100 * found.mean:+.1f}" + ("" if half is None else f" ± {100 * half:.1f}")
         rows.append(Bar(row.label, 100 * found.mean, dots, interval, k, text))
@@ -116,7 +118,7 @@ def traffic(part: Part, where: str, room: Room) -> Section | None:
         if points and points[-1][0] > 0:
             curves.append(Curve(line.label, points, (), style_of(part, line.label)))
     if curves and any(len(c.points) > 1 for c in curves) and len(curves) <= TOGETHER:
-        title = "Accuracy for the traffic so far"
+        title = f"{part.score} for the traffic so far"
         ends = [curve.points[-1][0] for curve in curves]
         powers = max(ends) > 8 * min(ends)  # else the cheap ones would be a stroke at the left
         least = min(curve.points[0][0] for curve in curves)

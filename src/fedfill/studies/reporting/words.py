@@ -51,6 +51,9 @@ def headline(part: Part) -> tuple[str, tuple[Verdict, ...]]:
         )
     line = known[0]
     shared, own = line.mean("accuracy"), line.mean("mean_client_accuracy")
+    so_far = "" if all(trial.finished for trial in line.known) else " so far"
+    if part.score != "Accuracy":
+        return f"With {line.label} the {part.score} on everyone's test set is {percent(shared)}{so_far}.", part.verdicts
     if line.personal and own is not None:
         return (
             f"With {line.label} each client's own model gets {percent(own)} of its own test split right, {percent(shared)} of everyone's.",
@@ -58,7 +61,6 @@ def headline(part: Part) -> tuple[str, tuple[Verdict, ...]]:
         )
     worst = line.mean("worst_client_accuracy")
     tail = "" if worst is None else f"; the worst client is at {percent(worst)} on its own"
-    so_far = "" if all(trial.finished for trial in line.known) else " so far"
     return f"{line.label} gets {percent(shared)} of everyone's test set right{so_far}{tail}.", part.verdicts
 
 
@@ -92,19 +94,20 @@ def tiles(part: Part) -> list[tuple[str, str, str]]:
         return []
     first = line.known[0]
     figures = first.figures
-    found = [("Everyone's test set", spread(line.values("accuracy")), _best(line))]
+    ranked = part.score == "C-index"
+    remark = "pairs of rows in the right order, after the last round" if ranked else _best(line)
+    head = "Everyone's test set" if part.score == "Accuracy" else f"{part.score}, everyone's test set"
+    found = [(head, spread(line.values("accuracy")), remark)]
     if (balanced := line.mean("balanced_accuracy")) is not None and uneven(figures):
         found.append(("Balanced accuracy", percent(balanced), "each class counts the same"))
     if (error := line.mean("rmse")) is not None:
-        found[0] = ("R², everyone's test set", *found[0][1:])
         found.append(("RMSE", f"{error:.4g}", "root mean squared error, in the target's unit"))
-    if (ranked := line.mean("c_index")) is not None:
-        found.append(("C-index", percent(ranked), "pairs of rows of the test set in the right order"))
     if (area := line.mean("auc")) is not None:
         found.append(("AUC", percent(area), _of_probabilities(line)))
     if (own := line.values("mean_client_accuracy")) and len(own) == len(line.known):
         judged = sum(share is not None for share in figures.get("accuracy_by_client") or [])
-        found.append(("Own test splits", spread(own), f"mean over {many(judged, 'client')}"))
+        of = "pairs of rows of one client" if ranked else f"mean over {many(judged, 'client')}"
+        found.append(("Own test splits", spread(own), of))
     if (worst := line.values("worst_client_accuracy")) and len(worst) == len(line.known):
         shares = first.figures.get("accuracy_by_client") or []
         known = [(share, i) for i, share in enumerate(shares) if share is not None]
@@ -186,7 +189,7 @@ def results(part: Part) -> Table | None:
         up, down = line.mean("bytes_up"), line.mean("bytes_down")
         difference = []
         if part.comparison is not None:
-            found = part.comparison.difference(part.comparison.rows[k], "accuracy")
+            found = part.comparison.difference(part.comparison.rows[k], part.comparison.headline[1])
             difference = ["–" if found is None else points(found)]
         rows.append(
             [
@@ -208,7 +211,7 @@ def results(part: Part) -> Table | None:
         if part.seeds
         else ""
     )
-    caption = f"After the last round{seeds}. Bold: highest."
+    caption = f"{'' if part.score == 'Accuracy' else f'{part.score}, in percent. '}After the last round{seeds}. Bold: highest."
     if base and len(part.seeds) > 1:
         caption += " Differences are paired by seed, with the interval of 95 %."
     return Table(caption, header, rows, frozenset(strong))
