@@ -10,11 +10,12 @@ from fedfill import __version__
 from fedfill.errors import FedfillError, Kept, first_line, path_of
 from fedfill.runs.directory import write_atomically
 from fedfill.studies.reporting.charts import holdings, learning
+from fedfill.studies.reporting.embedded import samples
 from fedfill.studies.reporting.parts import Part, Story, gather
 from fedfill.studies.reporting.served import served
 from fedfill.studies.reporting.totals import finals, traffic
 from fedfill.studies.reporting.values import DAMAGE, ROOMS, Room, Section
-from fedfill.studies.reporting.words import headline, privacy, results, samples, settings, tiles, told, who_is_worst
+from fedfill.studies.reporting.words import headline, privacy, results, settings, tiles, told, who_is_worst
 
 LIMIT = 300_000
 """Bytes of a page at the most: what every mailbox takes."""
