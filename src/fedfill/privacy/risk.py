@@ -197,7 +197,8 @@ def _whole(values: Values, ordered: Sequence[bool], scale: np.int16) -> NDArray[
 def _differences(a: NDArray[np.int16], b: NDArray[np.int16], ordered: bool, scale: np.int16) -> NDArray[np.int16]:
     """Of each with each, 0..scale; a is ``[n, 1]`` and b ``[m]``."""
     if not ordered:
-        return np.multiply(a != b, scale, dtype=np.int16)
+        other: NDArray[np.int16] = np.multiply(a != b, scale, dtype=np.int16)
+        return other
     found: NDArray[np.int16] = np.subtract(a, b)
     np.abs(found, out=found)
     np.minimum(found, scale, out=found)
