@@ -22,8 +22,8 @@ ACROSS = 3
 """Columns beside each other."""
 BARS = 24
 """Cells that have bars side by side; more are outlines."""
-NAMED = 5
-"""Cells that have their names below; of more the first and the last have."""
+LETTERS = 24
+"""Of the names of cells, which stand below if they have no more together; else the first and the last do."""
 PANEL, GAP = (2.0, 1.1), (0.55, 0.75)
 """Width and height of what is drawn of a column, and of what lies between, in inches."""
 
@@ -57,7 +57,7 @@ def table_picture(
     shown = sorted(np.argsort(-np.diag(errors), kind="stable")[:MOST].tolist())
     rows, side = -(-len(shown) // ACROSS), max(2.6, 0.36 * d)
     left = ACROSS * (PANEL[0] + GAP[0])
-    width, height = left + 1.0 + side, max(rows * (PANEL[1] + GAP[1]), side)
+    width, height = left + 0.5 + side, max(rows * (PANEL[1] + GAP[1]), side)
     figure = Figure(figsize=(width, height), dpi=pictures.DPI)
     for k, column in enumerate(shown):
         row, place = divmod(k, ACROSS)
@@ -71,7 +71,7 @@ def table_picture(
             )
         if place == 0:
             axes.set_ylabel("percent", color=pictures.INK, fontsize=8)
-    _matrix(_axes(figure, left + 1.0, height - side, side, side), names, errors)
+    _matrix(_axes(figure, left + 0.5, height - side, side, side), names, errors)
     what = "" if d <= MOST else f" (the {MOST} columns with the largest errors of {d})"
     figure.text(
         0, 1 + 0.55 / height, f"{title}: shares of cells{what}", color=pictures.INK, fontsize=11, va="bottom"
@@ -101,11 +101,11 @@ def _column(axes: Axes, cells: Sequence[str], made: Shares, real: Shares) -> Non
             axes.bar(np.arange(n) + aside, values, 0.4, **style)
         else:
             axes.stairs(values, np.arange(n + 1) - 0.5, linewidth=1.2, **style)
-    named = range(n) if n <= NAMED else (0, n - 1)
-    words = [_cell(cells[k], 8 if n > 2 else 14) for k in named]
-    axes.set_xticks(list(named), words)
-    if n > NAMED:  # the first and the last stay below their own cells
-        first, last = axes.get_xticklabels()
+    if sum(map(len, cells)) <= LETTERS:
+        axes.set_xticks(range(n), cells)
+    else:
+        axes.set_xticks([0, n - 1], [_cell(cells[0]), _cell(cells[-1])])
+        first, last = axes.get_xticklabels()  # which begin and end with their own cells
         first.set_horizontalalignment("left")
         last.set_horizontalalignment("right")
     axes.set_ylim(bottom=0)
@@ -113,8 +113,8 @@ def _column(axes: Axes, cells: Sequence[str], made: Shares, real: Shares) -> Non
     axes.set_axisbelow(True)
 
 
-def _cell(name: str, most: int) -> str:
-    return name if len(name) <= most else f"{name[: most - 1]}…"
+def _cell(name: str) -> str:
+    return name if 2 * len(name) <= LETTERS else f"{name[: LETTERS // 2 - 1]}…"
 
 
 def _matrix(axes: Axes, names: Sequence[str], errors: Shares) -> None:
