@@ -1,6 +1,6 @@
 """Measures of synthetic samples: of a run's, or of a file's, with another run's model as a judge where one is given.
 
-The judge, or oracle, is a classifier that was trained on the same data, most often by ``central``. All of it is an observer's: it looks
+Tables with a schema have figures of their own (`fedfill.studies.assess_table`). The judge, or oracle, is a classifier that was trained on the same data, most often by ``central``. All of it is an observer's: it looks
 at the clients' real data side by side, which no party of a federation could.
 """
 
@@ -84,14 +84,15 @@ def measure(
         fedfill.measure("made.safetensors").document
 
     Args:
-        subject: The run directory, what `fedfill.run` returned, or the file.
+        subject: The run directory, what `fedfill.run` returned, or the file; of a table with a schema a ``.parquet`` file.
         oracle: Another run directory, on the same data; its final global model judges the samples. None: nobody does, and all
-            other figures are the same.
-        per_class: Of a run, so many of each class; None: those that its picture shows.
-        ceiling: Whether the classifier that is trained on the samples is trained on real ones as well, for comparison.
+            other figures are the same. Not of a table.
+        per_class: Of a run, so many of each class; None: those that its picture shows. Not of a table.
+        ceiling: Whether the classifier that is trained on the samples is trained on real ones as well, for comparison; of a table
+            it always is.
         data_dir: Another folder with the same data.
         device: Another device than the run's; of a file, other than ``auto``.
-        out: Folder of ``measures.json`` and ``measures.png``; None: ``samples`` in the run directory, or ``NAME.measures`` beside the
+        out: Folder of ``measures.json`` and ``measures.png``, of a table also ``measures.csv``; None: ``samples`` in the run directory, or ``NAME.measures`` beside the
             file.
 
     Returns:
