@@ -185,7 +185,10 @@ def measure(
         ),
     ] = None,
 ) -> None:
-    """Measure how good synthetic samples are, a run's or a file's; of a table also what its rows give away."""
+    """Measure how good synthetic samples are: a run's, or a file's.
+
+    Of a table with a schema it also measures what the rows give away.
+    """
     options |= {"per_class": per_class, "ceiling": ceiling}
     terminal.print_measures(fedfill.measure(subject, oracle=oracle, out=out, **options))
 
