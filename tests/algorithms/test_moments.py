@@ -150,7 +150,7 @@ def test_a_schema_that_scales_by_moments_gives_inputs_of_mean_0_and_deviation_1(
     before = plain.scaled(plain.values(given.prepared(pa.Table.from_pandas(data, preserve_index=False), ""), Path("x")))
     labels = torch.zeros(len(data), dtype=torch.int64)
     assert np.array_equal(schema.codes_of(inputs, labels), given.codes_of(before, labels))
-    assert torch.allclose(by_bounds(schema, inputs), by_bounds(given, before), atol=1e-5)
+    assert torch.allclose(by_bounds(schema, inputs, labels), by_bounds(given, before, labels), atol=1e-5)
 
 
 def test_it_is_learnt_better(tmp_path: Path) -> None:

@@ -126,6 +126,19 @@ def test_records_of_an_algorithm_have_the_cells_of_the_rows() -> None:
     assert schema.codes_of(inputs, labels).tolist() == schema.codes(table, "data").tolist()
 
 
+def test_places_between_the_bounds_by_hand() -> None:
+    schema = agreed()
+    encoding = schema.encoding()
+    inputs = encoding.scaled(encoding.values(schema.prepared(ROWS, "data"), Path("x")))
+    found = schema.places_of(inputs, torch.tensor([0, 1, 1, 0, 0]))
+    assert schema.ordered == (True, False, True, True, True, False)
+    assert found[1].tolist() == pytest.approx([1, 1, 1, 1, 1, 1])
+    third, fourth = found[2].tolist(), found[3].tolist()
+    assert third == pytest.approx([np.nan, 2, np.nan, np.nan, np.nan, 1], nan_ok=True)
+    # 7 counts as the lower bound; the middle word of three; bmi 19.99 of 10 to 60; the 182nd day of 366
+    assert fourth == pytest.approx([0, 0, 0.5, 9.99 / 50, 181 / 365, 0], abs=1e-5)
+
+
 @settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_a_value_drawn_from_a_cell_lies_in_it(data: st.DataObject) -> None:

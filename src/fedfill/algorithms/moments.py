@@ -91,7 +91,7 @@ class Moments(NoisySums, Algorithm):
         statistic = moment_sums(len(numbers_of(schema)))
 
         def records() -> Iterator[tuple[Tensor, Tensor]]:
-            yield by_bounds(schema, client.data.inputs), client.data.labels.cpu()
+            yield by_bounds(schema, client.data.inputs, client.data.labels), client.data.labels.cpu()
 
         return contribute(client, statistic, records(), self.noise(statistic), message.clients)
 
@@ -130,19 +130,12 @@ def middle_and_half(column: Column) -> tuple[float, float]:
     return (low + high) / 2, (high - low) / 2
 
 
-def by_bounds(schema: Schema, inputs: Tensor) -> Tensor:
+def by_bounds(schema: Schema, inputs: Tensor, labels: Tensor) -> Tensor:
     """Numbers of -1..1 by their bounds, 0 where a cell is empty, and then 1 for each that is not: ``[n, 2 p]`` float64."""
-    encoding, found = schema.encoding(), []
-    places, values = {name: k for k, name in enumerate(encoding.numbers)}, inputs.double().cpu()
-    for name in numbers_of(schema):
-        (middle, half), place = middle_and_half(schema.columns[name]), places[name]
-        own = values[:, place] * encoding.deviation[place] + encoding.mean[place]  # whatever the schema scales by
-        # the next input says where it is empty
-        there = (
-            values[:, place + 1] < 0.5 if schema.columns[name].missing else torch.ones(len(values), dtype=torch.bool)
-        )
-        found.append(torch.stack([((own - middle) / half).clamp(-1, 1) * there, there.double()]))
-    return torch.cat([*torch.stack(found, dim=1)]).T  # [2, p, n] as [n, 2 p]
+    wanted = [k for k, column in enumerate(schema.columns.values()) if column.standardised]
+    x = 2 * torch.from_numpy(schema.places_of(inputs, labels)[:, wanted]) - 1
+    there = ~x.isnan()
+    return torch.cat([torch.where(there, x, 0.0), there.double()], dim=1)
 
 
 def moment_sums(p: int) -> Statistic:

@@ -158,20 +158,25 @@ def measure(
     subject: Annotated[
         Path,
         typer.Argument(
-            metavar="RUN", help="Directory of a finished run with synthetic samples, or a file of 'fedfill synthesise'."
+            metavar="RUN",
+            help="Directory of a finished run with synthetic samples, or a file of 'fedfill synthesise', of a table a .parquet file.",
         ),
     ],
     oracle: Annotated[
         Path | None,
         typer.Option(
-            help="Directory of a finished run on the same data, such as central's, whose model judges as well. [default: nobody's]"
+            help="Directory of a finished run on the same data, such as central's, whose model judges images as well. [default: nobody's]"
         ),
     ] = None,
     per_class: Annotated[
-        int | None, typer.Option(help="Samples of each class that are made. [default: those of the run's picture]")
+        int | None,
+        typer.Option(help="Samples of each class that are made, not of a table. [default: those of the run's picture]"),
     ] = None,
     ceiling: Annotated[
-        bool, typer.Option("--ceiling", help="Train the same classifier on the real samples too, for comparison.")
+        bool,
+        typer.Option(
+            "--ceiling", help="Train the same classifier on the real samples too, for comparison; of a table always."
+        ),
     ] = False,
     out: Annotated[
         Path | None,
@@ -180,7 +185,10 @@ def measure(
         ),
     ] = None,
 ) -> None:
-    """Measure how good synthetic samples are: a run's, or a file's."""
+    """Measure how good synthetic samples are: a run's, or a file's.
+
+    Of a table with a schema it also measures what the rows give away.
+    """
     options |= {"per_class": per_class, "ceiling": ceiling}
     terminal.print_measures(fedfill.measure(subject, oracle=oracle, out=out, **options))
 

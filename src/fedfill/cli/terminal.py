@@ -20,6 +20,14 @@ if TYPE_CHECKING:
 
 MOST_ROWS = 40
 READABLE = 100
+RISKS = {
+    "nearest": "nearer than the median",
+    "membership_auc": "membership, AUC",
+    "membership_tpr": "membership, found at .01 false",
+    "singling_out": "singling out",
+    "attribute": "a cell is told, all columns",
+}
+"""Figures of a table's rows, and words for people."""
 
 # names of classes, data sets and the like may look like markup
 out = Console(highlight=False, markup=False, emoji=False)
@@ -129,6 +137,9 @@ def print_comparison(comparison: Comparison) -> None:
 def print_measures(measures: Measures) -> None:
     """How good synthetic samples are: by class who recognises what, and below one line for each measure."""
     found = measures.document
+    if "risks" in found:
+        _print_table(measures)
+        return
     oracle, balance, learnt = found["oracle"], found["balance"], found["trained_on"] or {}
     judge = "" if oracle is None else f", and the oracle {oracle['name']}"
     out.print(
@@ -171,6 +182,67 @@ def print_measures(measures: Measures) -> None:
     for note in found["notes"]:
         paragraph(note)
     tell(f"\nWritten: {measures.directory}/measures.json, measures.png")
+
+
+def _print_table(measures: Measures) -> None:
+    """How good a synthetic table is: what can be learned of it, how like it is, and what it gives away."""
+    found = measures.document
+    rows, work, risks = found["rows"], found["workload"], found["risks"]
+    out.print(
+        f"Synthetic table of {found['algorithm']} on {found['dataset']}, seed {found['seed']}: {rows['synthetic']:,} rows, beside "
+        f"{rows['training']:,} training rows and {rows['test']:,} test rows that nobody trained on",
+        width=min(out.width, READABLE),
+    )
+    learnt = _table("trained on", "AUC", "accuracy", "Brier score")
+    for what, models in (found["trained_on"] or {}).items():
+        for name, figures in (models or {}).items():
+            if name != "rows":
+                values = (figures[key] for key in ("auc", "accuracy", "brier"))
+                learnt.add_row(
+                    f"{what} rows, {name.replace('_', ' ')}", *("-" if v is None else f"{v:.4f}" for v in values)
+                )
+    if learnt.rows:
+        out.print(learnt)
+    like = _table("beside the training rows", "synthetic rows", "columns apart", "test rows")
+    apart, test = (f"{work[key]:.4f}" for key in ("columns_apart", "test_rows"))
+    like.add_row(f"workload error, {len(found['columns'])} columns", f"{work['error']:.4f}", apart, test)
+    most = work["largest"]
+    cells = (f"{most[key]:.4f}" for key in ("error", "columns_apart", "test_rows"))
+    like.add_row(f"largest error: {' and '.join(most['columns'])}", *cells)
+    v = work["cramers_v"]
+    like.add_row("mean difference of Cramér's V", f"{v['difference']:.4f}", "", f"{v['test_rows']:.4f}")
+    if (sites := found["sites"]) is not None:
+        worst = sites["by_site"][sites["worst"]]
+        like.add_row(f"workload error to the worst site: {sites['worst']}", f"{worst['error']:.4f}", "", "")
+        like.add_row("that of all training rows to this site", f"{worst['training_rows']:.4f}", "", "")
+    out.print(like)
+    told = _table("risk", "training rows", "held-out rows", "difference", "interval of 95 %")
+    for name, label in RISKS.items():
+        told.add_row(
+            f"{label}, {risks['predicates']:,} predicates" if name == "singling_out" else label, *_risk(risks[name])
+        )
+    worst_column = max(risks["attributes"], key=lambda name: risks["attributes"][name]["value"])
+    told.add_row(f"a cell is told, column {worst_column}", *_risk(risks["attributes"][worst_column]))
+    out.print(told)
+    guarantee = found["privacy"].rsplit("In total: ", 1)[-1]
+    paragraph(
+        f"{risks['words']} Of this table: {guarantee.rstrip('.')}. An observer's figures: nothing may be chosen by them."
+    )
+    for note in found["notes"]:
+        paragraph(note)
+    tell(f"\nWritten: {measures.directory}/measures.json, measures.csv, measures.png")
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    for k, column in enumerate(columns):
+        table.add_column(column, overflow="fold", justify="right" if k else "left")
+    return table
+
+
+def _risk(figure: dict[str, Any]) -> tuple[str, ...]:
+    ours, theirs, value, low, high = (figure[key] for key in ("training", "held_out", "value", "low", "high"))
+    return f"{ours:.4f}", f"{theirs:.4f}", f"{value:.4f}", f"{low:.4f} .. {high:.4f}"
 
 
 def _rows_of(found: dict[str, Any]) -> Iterator[tuple[str, str, str, str]]:

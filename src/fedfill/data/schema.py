@@ -176,25 +176,38 @@ class Schema:
         Returns:
             ``[n, d]``.
         """
-        encoding, values = self.encoding(), inputs.double().cpu().numpy()
-        places = {name: k for k, name in enumerate(encoding.numbers)}
-        first, found = len(encoding.numbers), []
-        for name, column in self.columns.items():
-            if column.is_words:
-                codes = values[:, first : first + column.size].argmax(1)
-                first += column.size
-            else:
-                (low, high), (middle, unit) = column.bounds, column.scaling
-                numbers = values[:, places[name]] * unit + middle
-                # float32 may have moved a whole number, or the first of a bin, by its last digits
-                numbers = np.round(numbers) if column.whole else numbers + (high - low) * 1e-6
-                if column.missing:
-                    numbers[values[:, places[_indicator(name)]] > 0.5] = np.nan
-                codes = column.codes(np.clip(numbers, low, high))
-            found.append(codes)
+        found = [
+            values.astype(np.int64) if column.is_words else column.codes(values)
+            for column, values in zip(self.columns.values(), self._values_of(inputs), strict=True)
+        ]
         if self.target.classes:
             found.append(labels.cpu().numpy())
         return np.stack(found, axis=1).astype(np.int64)
+
+    def places_of(self, inputs: Tensor, labels: Tensor) -> NDArray[np.float64]:
+        """Where records lie in their columns, for distances between them.
+
+        Args:
+            inputs: As for `codes_of`.
+            labels: Likewise.
+
+        Returns:
+            ``[n, d]``, one column for each of `sizes`: where it is one of `ordered` from 0 at its lower bound to 1 at its upper one, NaN
+            where it is empty, and else the cell.
+        """
+        found = []
+        for column, values in zip(self.columns.values(), self._values_of(inputs), strict=True):
+            low, high = (0.0, 1.0) if column.is_words else column.bounds
+            found.append((values - low) / (high - low))
+        if self.target.classes:
+            found.append(labels.cpu().numpy())
+        return np.stack(found, axis=1).astype(np.float64)
+
+    @property
+    def ordered(self) -> tuple[bool, ...]:
+        """Of each of `names` whether its values have an order and distances."""
+        own = [not column.is_words for column in self.columns.values()]
+        return (*own, False) if self.target.classes else tuple(own)
 
     def frame(self, codes: Codes, generator: np.random.Generator) -> Any:
         """A table of rows with these cells: each value is drawn uniformly within its cell.
@@ -230,6 +243,24 @@ class Schema:
                     f"{where}: column '{name}' has {int(empty.sum()):,} empty cells, which the schema does not allow (missing = false)"
                 )
             yield name, column, values
+
+    def _values_of(self, inputs: Tensor) -> Iterator[NDArray[np.float64]]:
+        """The values of each column from inputs by `encoding`: within the bounds, NaN where empty; of words the cell."""
+        encoding, values = self.encoding(), inputs.double().cpu().numpy()
+        places = {name: k for k, name in enumerate(encoding.numbers)}
+        first = len(encoding.numbers)
+        for name, column in self.columns.items():
+            if column.is_words:
+                yield values[:, first : first + column.size].argmax(1).astype(np.float64)
+                first += column.size
+                continue
+            (low, high), (middle, unit) = column.bounds, column.scaling
+            numbers = values[:, places[name]] * unit + middle
+            # float32 may have moved a whole number, or the first of a bin, by its last digits
+            numbers = np.round(numbers) if column.whole else numbers + (high - low) * 1e-6
+            if column.missing:
+                numbers[values[:, places[_indicator(name)]] > 0.5] = np.nan
+            yield np.clip(numbers, low, high)
 
     def _labels(self, table: Any, where: str) -> Codes:
         return self.target.labels({name: _cells(table, name, where) for name in self.target.columns}, where)

@@ -1,7 +1,7 @@
 """Synthetic samples as a file: inputs and labels with how they were made, to train on, to add to clients' data, to measure.
 
 One safetensors file: the tensors ``inputs`` and ``labels``, and in its header one JSON text of an `Origin`. No path of the
-machine that made it is in there.
+machine that made it is in there. A table with a schema may be a Parquet file, with both in its metadata.
 """
 
 from __future__ import annotations
@@ -19,11 +19,15 @@ from safetensors import SafetensorError, safe_open
 from fedfill.data.dataset import Source
 from fedfill.data.federation import Federation, fingerprint
 from fedfill.data.samples import Samples
-from fedfill.errors import FedfillError, path_of
+from fedfill.data.schema import Schema, from_toml
+from fedfill.errors import FedfillError, first_line, path_of
 
 SUFFIX = ".safetensors"
+TABLE = ".parquet"
 KEY = "fedfill"
 """Of the header's text."""
+SCHEMA_KEY = "schema"
+"""Of a table's schema, as TOML."""
 ALLOWED = "a file of 'fedfill synthesise'"
 
 
@@ -141,6 +145,41 @@ def read(path: Path | str, setting: str = "data") -> Synthetic:
     if inputs.is_floating_point() and not bool(inputs.isfinite().all()):
         raise FedfillError(f"{setting}: inputs in {path} hold NaN or infinite values; allowed: finite numbers")
     return Synthetic(Samples(inputs, labels), origin)
+
+
+def read_table(path: Path, setting: str) -> tuple[Synthetic, Schema]:
+    """Read a table that `fedfill.synthesise` has written.
+
+    Args:
+        path: A Parquet file.
+        setting: What an error's sentence begins with.
+
+    Returns:
+        What it holds, its inputs as a network takes them, and its schema.
+
+    Raises:
+        FedfillError: Where it is no such file, or its rows don't fit its schema.
+    """
+    import pyarrow.parquet as pq
+
+    from fedfill.data import tables  # here: who reads images needs none of it
+
+    where = f"{setting}: {path}"
+    try:
+        told = {key.decode(): value.decode() for key, value in (pq.read_schema(path).metadata or {}).items()}
+    except (OSError, ValueError) as error:  # Arrow's and letters' errors are both
+        raise FedfillError(f"{where} can't be read as Parquet ({first_line(error)}); allowed: {ALLOWED}") from error
+    if missing := [key for key in (KEY, SCHEMA_KEY) if key not in told]:
+        raise FedfillError(
+            f"{where} doesn't say how its rows were made (no '{missing[0]}' in its metadata); allowed: {ALLOWED}"
+        )
+    origin, agreed = _origin(told[KEY], where), from_toml(told[SCHEMA_KEY], str(path))
+    alone = replace(agreed, site=None)  # its rows come from nowhere
+    ready = alone.prepared(tables.read_table(path, alone.words), where)
+    part, _, columns, _ = tables.of_tables([ready], [path], where, schema=alone)
+    if part.samples.of_numbers or agreed.target.classes != origin.class_names:
+        raise FedfillError(f"{where} names other classes than its schema; allowed: {ALLOWED}")
+    return Synthetic(columns.samples(part.samples, where), origin), agreed
 
 
 def _origin(text: str, where: str) -> Origin:

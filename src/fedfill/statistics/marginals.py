@@ -337,11 +337,20 @@ def workload_error(made: Codes, real: Codes, sizes: Sequence[int]) -> float:
     Returns:
         From 0 to 1.
     """
-    gaps = []
+    pairs = zip(pair_shares(made, sizes), pair_shares(real, sizes), strict=True)
+    return float(np.mean([float(np.abs(ours - theirs).sum()) / 2 for ours, theirs in pairs]))
+
+
+def pair_shares(codes: Codes, sizes: Sequence[int]) -> Iterator[Table]:
+    """Of each pair of columns, in the order of `itertools.combinations`, the share of records in each cell.
+
+    Args:
+        codes: ``[n, d]``, n at least 1.
+        sizes: Cells of each column.
+
+    Yields:
+        ``[cells of the first, cells of the second]``.
+    """
     for a, b in itertools.combinations(range(len(sizes)), 2):
-        shares = []
-        for codes in (made, real):
-            flat = codes[:, a] * sizes[b] + codes[:, b]
-            shares.append(np.bincount(flat, minlength=sizes[a] * sizes[b]) / len(codes))
-        gaps.append(float(np.abs(shares[0] - shares[1]).sum()) / 2)
-    return float(np.mean(gaps))
+        counts = np.bincount(codes[:, a] * sizes[b] + codes[:, b], minlength=sizes[a] * sizes[b])
+        yield counts.reshape(sizes[a], sizes[b]) / len(codes)

@@ -1,12 +1,13 @@
 """Measures of synthetic samples: of a run's, or of a file's, with another run's model as a judge where one is given.
 
-The judge, or oracle, is a classifier that was trained on the same data, most often by ``central``. All of it is an observer's: it looks
+Tables with a schema have figures of their own (`fedfill.studies.assess_table`). The judge, or oracle, is a classifier that was trained on the same data, most often by ``central``. All of it is an observer's: it looks
 at the clients' real data side by side, which no party of a federation could.
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +15,18 @@ import torch
 
 from fedfill import __version__, tree
 from fedfill.data import sources, synthetic
+from fedfill.data.dataset import Source
 from fedfill.data.federation import Federation
 from fedfill.data.samples import Samples
+from fedfill.data.schema import Schema
 from fedfill.engines.local import choose_device
 from fedfill.engines.runner import make_resident
 from fedfill.errors import A_RUN, FedfillError, Kept, path_of
 from fedfill.experiment.prepare import Prepared, divide
 from fedfill.runs.directory import RunDirectory, to_json, write_atomically, writing
 from fedfill.studies.assess import Real, assess, judged, one_thread, trained_on
-from fedfill.studies.finished import finished, made_by, require_global, require_maker
+from fedfill.studies.assess_table import assess_table, require_rows, write_table
+from fedfill.studies.finished import account_of, finished, made_by, require_global, require_maker
 
 
 @dataclass(frozen=True)
@@ -54,6 +58,8 @@ class _Subject:
         real: The real data.
         seed: Of all draws.
         rounds: Records of the run, and its clients' data; None for a file.
+        schema: Of a table; None where the samples are none, or nothing was agreed on about it.
+        sites: By name the training rows of each site of such a table.
     """
 
     path: Path
@@ -63,6 +69,8 @@ class _Subject:
     real: Real
     seed: int
     rounds: tuple[list[dict[str, Any]], Federation] | None
+    schema: Schema | None = None
+    sites: Mapping[str, Samples] = field(default_factory=dict)
 
 
 def measure(
@@ -76,14 +84,15 @@ def measure(
         fedfill.measure("made.safetensors").document
 
     Args:
-        subject: The run directory, what `fedfill.run` returned, or the file.
+        subject: The run directory, what `fedfill.run` returned, or the file; of a table with a schema a ``.parquet`` file.
         oracle: Another run directory, on the same data; its final global model judges the samples. None: nobody does, and all
-            other figures are the same.
-        per_class: Of a run, so many of each class; None: those that its picture shows.
-        ceiling: Whether the classifier that is trained on the samples is trained on real ones as well, for comparison.
+            other figures are the same. Not of a table.
+        per_class: Of a run, so many of each class; None: those that its picture shows. Not of a table.
+        ceiling: Whether the classifier that is trained on the samples is trained on real ones as well, for comparison; of a table
+            it always is.
         data_dir: Another folder with the same data.
         device: Another device than the run's; of a file, other than ``auto``.
-        out: Folder of ``measures.json`` and ``measures.png``; None: ``samples`` in the run directory, or ``NAME.measures`` beside the
+        out: Folder of ``measures.json`` and ``measures.png``, of a table also ``measures.csv``; None: ``samples`` in the run directory, or ``NAME.measures`` beside the
             file.
 
     Returns:
@@ -104,8 +113,14 @@ def measure(
         if judges is not None:
             require_global(judges, "oracle")
         found = _file(path, data_dir, choose_device(device or "auto"))
+    elif path.suffix.lower() == synthetic.TABLE and not path.is_dir():
+        _refuse_choices(path, per_class, judges)
+        found = _table_file(path, data_dir)
     else:
         found = _run(path, judges, per_class, data_dir, device)
+    folder = found.folder if out is None else path_of("out", out)
+    if found.schema is not None:
+        return _measured_table(found, found.schema, folder)
     document = {
         "version": __version__,
         **found.about,
@@ -124,7 +139,6 @@ def measure(
     document["pseudo_labels"] = None if found.rounds is None else pseudo_labels(*found.rounds)
     if document["trained_on"] is None:
         document["notes"] = [*document["notes"], "No classifier was trained: fewer than two samples have a label."]
-    folder = found.folder if out is None else path_of("out", out)
     _write(document, folder)
     return Measures(folder, document)
 
@@ -137,9 +151,13 @@ def _run(
     if judges is not None:
         require_global(judges, "oracle")
     run, result = finished(place, "measure", data_dir, device)
-    samples = made_by(run, place, "measure", choose_device(run.experiment.device), per_class)
     # the clients' own data: what --extra put beside them is not real
     federation = run.federation if run.experiment.extra is None else divide(run.experiment)
+    real, schema = Real.of(federation), federation.schema
+    if schema is not None:
+        _refuse_choices(path, per_class, judges)
+        require_rows(real, "measure", path)
+    samples = made_by(run, place, "measure", choose_device(run.experiment.device), per_class)
     summary = result.summary
     about = {
         "algorithm": run.experiment.algorithm,
@@ -151,17 +169,76 @@ def _run(
         "accuracy_by_class": summary["accuracy_by_class"],
         "privacy": summary["privacy"]["statement"],
     }
-    seed, real = run.experiment.seed, Real.of(federation)
-    return _Subject(place.path, place.path / "samples", about, samples, real, seed, (result.rounds, run.federation))
+    if schema is not None:
+        account = account_of(run.experiment.model_dump(), summary, "this table")
+        about |= {key: account[key] for key in ("epsilon", "epsilon_added", "delta")} | {
+            "privacy": account["statement"]
+        }
+    clients = zip(federation.called, federation.clients, strict=True)
+    return _Subject(
+        place.path, place.path / "samples", about, samples, real, run.experiment.seed, (result.rounds, run.federation),
+        schema, {name: client.train for name, client in clients if len(client.train)},
+    )  # fmt: skip
 
 
 def _file(path: Path, data_dir: str | Path | None, device: torch.device) -> _Subject:
     held = synthetic.read(path, "measure")
-    real = synthetic.real_of(held, path, lambda name, size: sources.load(name, data_dir, size), "measure")
+    try:
+        real = synthetic.real_of(held, path, lambda name, size: sources.load(name, data_dir, size), "measure")
+    except FedfillError as error:
+        if held.samples.inputs.dim() != 2:
+            raise
+        raise FedfillError(f"{error}; of a table with a schema: a file that ends in {synthetic.TABLE}") from error
     about = {**asdict(held.origin), "dataset": held.origin.data, "accuracy": None, "accuracy_by_class": None}
     del about["class_names"], about["data"]
     samples = held.samples.to(device)
     return _Subject(path, path.with_suffix(".measures"), about, samples, Real.of(real), held.origin.seed, None)
+
+
+def _table_file(path: Path, data_dir: str | Path | None) -> _Subject:
+    """A table that was written by a schema, and the real one that it stands for."""
+    held, schema = synthetic.read_table(path, "measure")
+    if held.origin.per_class:
+        raise FedfillError(
+            f"measure: {path} has {held.origin.per_class:,} rows asked for of each class, which are not the classes' own shares; "
+            "allowed: a table made without --per-class"
+        )
+
+    def load(name: str, size: int | None) -> Source:
+        # a table that was named by its path may lie elsewhere now
+        return sources.load(name if data_dir is None else Path(name).name, data_dir, size, schema)
+
+    source = synthetic.real_of(held, path, load, "measure")
+    real, domains = Real.of(source), source.domains
+    require_rows(real, "measure", path)
+    sites = {}
+    if domains is not None:
+        sites = {name: source.train[torch.from_numpy(domains.train == k)] for k, name in enumerate(domains.names)}
+    about = {**asdict(held.origin), "dataset": held.origin.data}
+    del about["class_names"], about["data"], about["per_class"], about["image_size"]
+    return _Subject(
+        path, path.with_suffix(".measures"), about, held.samples, real, held.origin.seed, None, schema, sites
+    )
+
+
+def _refuse_choices(path: Path, per_class: int | None, judges: RunDirectory | None) -> None:
+    """What goes with images alone."""
+    if per_class is not None:
+        raise FedfillError(
+            f"per_class: found {per_class} with {path}, a table, whose classes have their own shares; allowed: none"
+        )
+    if judges is not None:
+        raise FedfillError(
+            f"oracle: found {judges.path} with {path}, a table, beside which classifiers are trained; allowed: none"
+        )
+
+
+def _measured_table(found: _Subject, schema: Schema, folder: Path) -> Measures:
+    with one_thread():
+        assessed = assess_table(found.samples.to("cpu"), found.real, schema, found.sites, found.seed)
+    document = {"version": __version__, **found.about, "class_names": list(found.real.class_names), **assessed.figures}
+    write_table(document, assessed, schema, folder)
+    return Measures(folder, document)
 
 
 def _judged(found: _Subject, judges: RunDirectory, data_dir: str | Path | None, device: str | None) -> dict[str, Any]:

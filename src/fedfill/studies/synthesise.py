@@ -29,7 +29,6 @@ SHOWN = 10
 """Samples of each class in the picture."""
 EACH = 500
 """Samples of each class that are made."""
-PARQUET = ".parquet"
 
 
 @dataclass(frozen=True)
@@ -82,9 +81,9 @@ def synthesise(
             there with other content.
     """
     path = path_of("out", out, f"a file that ends in {synthetic.SUFFIX}")
-    as_table = path.suffix.lower() == PARQUET
+    as_table = path.suffix.lower() == synthetic.TABLE
     if not (as_table or synthetic.is_file(path.name)):
-        raise FedfillError(f"out: found {path}; allowed: a file that ends in {synthetic.SUFFIX} or {PARQUET}")
+        raise FedfillError(f"out: found {path}; allowed: a file that ends in {synthetic.SUFFIX} or {synthetic.TABLE}")
     if per_class is None and not as_table:
         per_class = EACH
     if per_class is not None and (type(per_class) is not int or per_class < 1):
@@ -148,7 +147,10 @@ def _parquet(schema: Schema, samples: Samples, origin: Origin) -> bytes:
 
     draw = np.random.default_rng(derive(origin.seed, "synthesise", "values"))
     table = schema.frame(schema.codes_of(samples.inputs, samples.labels), draw)
-    told = {synthetic.KEY: json.dumps(asdict(origin), sort_keys=True, allow_nan=False), "schema": schema.toml()}
+    told = {
+        synthetic.KEY: json.dumps(asdict(origin), sort_keys=True, allow_nan=False),
+        synthetic.SCHEMA_KEY: schema.toml(),
+    }
     file = io.BytesIO()
     pq.write_table(table.replace_schema_metadata(told), file, compression="zstd")
     return file.getvalue()
