@@ -16,6 +16,7 @@ import fedfill
 from fedfill.algorithms.fedavg import FedAvg
 from fedfill.algorithms.fedgen import CountedUpdate, FedGEN, Guided, diversity_loss, ensemble_loss
 from fedfill.data.samples import Batch, normalise
+from fedfill.errors import DivergedError
 from fedfill.models.layers import inputs_of
 from fedfill.models.networks import ModelSettings, build
 from fedfill.protocol.client import Client
@@ -294,6 +295,11 @@ def test_workers_change_nothing(tmp_path: Path):
         fedfill.run("fedgen", **options, workers=n, out=tmp_path / str(n)).summary["weights_sha256"] for n in (1, 2)
     )
     assert one == two
+
+
+def test_a_generator_that_diverges_ends_the_run_in_a_sentence():
+    with pytest.raises(DivergedError, match="generator_learning_rate"):
+        rounds_of(FedGEN(**SMALL, generator_learning_rate=1e30), [reply(torch.eye(4), [1] * 4)])
 
 
 def test_slips():

@@ -19,7 +19,7 @@ from torch.nn import functional
 from fedfill.algorithms import Broadcast, Update
 from fedfill.algorithms.fedavg import FedAvg
 from fedfill.data.samples import Batch
-from fedfill.errors import FedfillError
+from fedfill.errors import DIVERGED, DivergedError, FedfillError
 from fedfill.models.views import last_linear, part, weights_of
 from fedfill.privacy.releases import unbounded
 from fedfill.protocol.client import Client, client_handler
@@ -66,7 +66,7 @@ class CountedUpdate(Update):
 class FedGEN(FedAvg):
     """FedAvg whose clients also train their heads on latents of a generator that the server has learnt from all heads (algorithm 1).
 
-    Use it when clients lack classes and the server may see each client's head; it sends little more than fedavg.
+    Use it when clients lack classes and the server may see each client's head; here it could not be told apart from fedavg.
     """
 
     name = "fedgen"
@@ -88,7 +88,7 @@ class FedGEN(FedAvg):
     latent_noise: Literal["normal", "uniform"] = "normal"
     """Distribution of the generator's noise: N(0, 1), or uniform in 0..1 as in the authors' program."""
     ensemble: Literal["losses", "scores"] = "losses"
-    """What the generator minimises: the mean of the heads' losses, each head's by its share of the class (the authors' program), or the loss of their mean scores (equation 4)."""
+    """What the generator minimises: the mean of the heads' losses, each head's by its share of the class (the authors' program), or the loss of their mean scores (the paper's objective)."""
     diversity: float = Field(default=1.0, ge=0, allow_inf_nan=False)
     """Weight of the loss that keeps latents of different noise apart (eta)."""
     generator_steps: int = Field(default=50, ge=1)
@@ -167,12 +167,17 @@ class FedGEN(FedAvg):
             optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
+        made = weights_of(generator)
+        if not all(bool(tensor.isfinite().all()) for tensor in (*made.values(), total)):
+            raise DivergedError(
+                f"{DIVERGED}in round {server.round + 1} the generator holds a NaN or an infinity; try a smaller generator_learning_rate"
+            )
         server.note(generator_loss=float(total) / self.generator_steps)
         known = torch.zeros(server.clients, server.classes, dtype=n.dtype, device=device)
         state.counts = (known if state.counts is None else state.counts).index_copy(
             0, torch.tensor([*found], device=device), n
         )
-        state.generator, state.momenta = weights_of(generator), optimizer.momenta
+        state.generator, state.momenta = made, optimizer.momenta
         state.labels = self.labels(state.counts.sum(0))
 
     def maker(self, classes: int, size: int) -> Make:
@@ -199,7 +204,7 @@ class FedGEN(FedAvg):
         return done.reply(CountedUpdate, counts=client.data.counts(client.classes), head=head)
 
     def guided(self, client: Client, message: Guided) -> Loss:
-        """F_i + alpha_t E_y,e CE(h(G(e, y)), y), as many latents as the mini-batch has samples (equation 5)."""
+        """F_i + alpha_t E_y,e CE(h(G(e, y)), y), as many latents as the mini-batch has samples."""
         labels: Tensor = message.labels  # type: ignore[assignment]
         size = message.weights["classifier.weight"].shape[1]
         generator = empty(self.maker(client.classes, size), labels.device).eval()
@@ -225,7 +230,7 @@ def ensemble_loss(scores: Tensor, labels: Tensor, shares: Tensor, kind: Literal[
         scores: Of each head, ``[heads, b, classes]``.
         labels: ``[b]``.
         shares: Of each head's client in all samples of the label (a_iy), ``[heads, b]``.
-        kind: ``losses``: the mean over b of sum_i a_iy CE(scores_i, y); ``scores``: CE of the heads' mean scores (equation 4).
+        kind: ``losses``: the mean over b of sum_i a_iy CE(scores_i, y); ``scores``: CE of the heads' mean scores.
 
     Returns:
         A scalar.
@@ -237,7 +242,7 @@ def ensemble_loss(scores: Tensor, labels: Tensor, shares: Tensor, kind: Literal[
 
 
 def diversity_loss(z: Tensor, e: Tensor) -> Tensor:
-    """exp(-mean over pairs j, k of d(z_j, z_k) d(e_j, e_k)), small where latents of different noise differ (Mao et al. 2019).
+    """exp(-mean over pairs j, k of d(z_j, z_k) d(e_j, e_k)), small where latents of different noise differ.
 
     Args:
         z: Latents, ``[b, l]``; d is the mean absolute difference.
