@@ -311,6 +311,9 @@ def test_slips():
     model.last = nn.Linear(8, 4)
     with refused("model", "fedgen", "last"):
         FedGEN().resolved(rounds=1, model=model, inputs=torch.zeros(1, 64))
+    gaussian = build("features", (1, 8, 8), CLASSES, ModelSettings(features="conv(4)", last_layer="gaussian"), seed=0)
+    with refused("model", "fedgen", "Quadratic"):
+        FedGEN().resolved(rounds=1, model=gaussian, inputs=torch.zeros(1, 1, 8, 8))
     for name, value in (("generator_batch", 1), ("latent_decay", 0), ("latent_weight", -1)):
         with refused(name, value):
             fedfill.run("fedgen", **{name: value})

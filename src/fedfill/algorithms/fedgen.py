@@ -106,9 +106,11 @@ class FedGEN(FedAvg):
 
     def resolved(self, *, rounds: int, model: nn.Module, inputs: Tensor) -> Self:
         """Make sure that the part `classifier` is a linear layer with which the network ends."""
-        if (found := last_linear(model, inputs, self.name)) != "classifier":
+        found = last_linear(model, inputs, self.name)
+        if found != "classifier" or not isinstance(model.get_submodule(found), nn.Linear):
             raise FedfillError(
-                f"model: {self.name} trains the part 'classifier' on latents, and {type(model).__name__} ends with '{found}'; "
+                f"model: {self.name} trains the part 'classifier' on latents, and {type(model).__name__} ends with "
+                f"'{found}', a {type(model.get_submodule(found)).__name__}; "
                 "allowed: a network whose part classifier is a torch.nn.Linear and its last layer"
             )
         return super().resolved(rounds=rounds, model=model, inputs=inputs)
