@@ -106,6 +106,8 @@ CASES: dict[str, dict[str, Any]] = {
     "fedcgs": SUMS,
     "fedcvae": CVAES,
     "feddpgan": {**GANS, "images_per_class": 4},
+    "fedgan": {**GANS, "images_per_class": 4},
+    "fedgen": {"participation": 0.5},
     "feddpms": DPMS,
     "feddyn": SGD,
     "feddc": {"participation": 0.5},

@@ -45,6 +45,8 @@ BN = sum(
 SHARED = BN - 4 * 4 * (16 + 32) - 2 * 8  # without scales, shifts, means, variances and counters
 # FRAug's generator: 64 values of noise and a class to 128 and 128, each with batch norm
 GENERATOR = 4 * ((74 * 128 + 128) + (128 * 128 + 128) + 2 * 4 * 128) + 2 * 8
+# FedGEN's generator: 32 values of noise and a class to 256, with batch norm, and to a latent code
+LATENTS = 4 * ((42 * 256 + 256) + (256 * L + L) + 4 * 256) + 8
 # of the GANs below, with batch norm's statistics; the critic without and with ten classes
 GAN = {"gan_iterations": 3, "gan_chunk": 2, "gan_width": 4, "gan_latent": 4}
 IMAGES = 5
@@ -173,10 +175,18 @@ def expected(name: str, result: fedfill.Result) -> dict[str, dict[str, int]]:
             "upload": {"down": K * 8, "up": K * IMAGES * (PIXELS + 8 * known)},
             "train_aided": {"down": K * (T * 4 * P + K * IMAGES * PIXELS + labels), "up": K * T * (4 * P + 8)},
         }
-    if name == "feddpgan":  # two exchanges
-        generator, critic = of_the_gan()
+    if name == "fedgen":  # the generator from the second round on
         return {
-            "train_gan": {"down": K * 2 * (generator + critic + 8), "up": K * 2 * (generator + critic)},
+            "train_guided": {
+                "down": K * (T * 4 * P + (T - 1) * (LATENTS + 4 * CLASSES)),
+                "up": K * T * (4 * P + 8 + 8 * CLASSES),
+            }
+        }
+    if name in ("fedgan", "feddpgan"):  # two exchanges
+        generator, critic = of_the_gan()
+        samples = 8 if name == "fedgan" else 0
+        return {
+            "train_gan": {"down": K * 2 * (generator + critic + 8), "up": K * 2 * (generator + critic + samples)},
             "train_augmented": {"down": K * (T * 4 * P + generator), "up": K * T * (4 * P + 8)},
         }
     assert name == "feddpms", f"{name} has no formula yet; it goes here and into docs/costs.md"
@@ -201,7 +211,7 @@ def test_bytes_follow_the_formulas(name: str, tmp_path: Path):
         own = {"model": "cnn2bn"}
     elif name == "semifl":
         own = {"labelled_per_client": 20, "tau": 0.3}
-    elif name == "feddpgan":
+    elif name in ("fedgan", "feddpgan"):
         own = {**GAN, "images_per_class": 2}
     elif name == "fedcvae":
         own = {"classifier_samples": 50, "decoder_samples": 50}

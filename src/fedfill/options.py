@@ -227,7 +227,7 @@ class Shared(TypedDict, total=False):
     gan_chunk: int
     """Steps of each client's GAN between two averages, which are checkpoints as well."""
     gan_batch_size: int
-    """Real images in a step of the critic; with noise=dpsgd the expected number."""
+    """Real images in a step of the critic; where these steps are noisy, the expected number."""
     gan_critic_steps: int
     """Steps of the critic for each of the generator."""
     gan_learning_rate: float
@@ -240,6 +240,8 @@ class Shared(TypedDict, total=False):
     """Channels of the widest layers of generator and critic; the others have two and four times as many."""
     gan_average: float
     """Decay of a moving average of the generator that makes the images; 0: the generator itself does."""
+    gan_weighting: Literal["uniform", "samples"]
+    """Weights of these averages: all equal, as a client with more images would have more to hide."""
     n_classes: Literal["auto"] | int
     """Abundant and scarce classes that a client names (n); auto: the least number of classes that any client ..."""
     alpha: Literal["auto"] | int
@@ -282,6 +284,20 @@ class Shared(TypedDict, total=False):
     """Share of the lowest frequencies, along each side of an image, that are kept; none: 5/7, and half of them ..."""
     radius: float | None
     """Length to which an image is shortened before it is summed, in shares of a white image's; none: 1 without ..."""
+    latent_weight: float
+    """Weight of the generator's latents in the local loss, in the first round (alpha); 0: FedAvg, and there is ..."""
+    latent_decay: float
+    """Factor of this weight in each round."""
+    latent_labels: Literal["shares", "uniform"]
+    """How often the generator is asked for each class: as often as it is among all samples (p(y)), or all ..."""
+    latent_noise: Literal["normal", "uniform"]
+    """Distribution of the generator's noise: N(0, 1), or uniform in 0..1 as in the authors' program."""
+    ensemble: Literal["losses", "scores"]
+    """What the generator minimises: the mean of the heads' losses, each head's by its share of the class (the ..."""
+    diversity: float
+    """Weight of the loss that keeps latents of different noise apart (eta)."""
+    generator_weight_decay: float
+    """L2 penalty of the generator."""
     missing: Literal["mask", "one"]
     """A class of which a client has no sample: it has no part in the loss (mask), or counts as one sample (one)."""
     group_size: int
@@ -364,8 +380,6 @@ class Shared(TypedDict, total=False):
     """Whether augmentation flips images; none: where they are in colour."""
     embedding_latent: int | None
     """Size of the generator's noise and of the transformation's hidden layer (l); none: half an embedding's."""
-    latent_noise: Literal["normal", "uniform"]
-    """Distribution of the generator's noise: N(0, 1), or uniform in 0..1 as in the authors' program."""
     generator_weight: float
     """Weight of the generator's distance from real embeddings (lambda_G of equation 5)."""
     rtnet_weight: float

@@ -232,7 +232,7 @@ def quick(name: str) -> dict[str, Any]:
         extra |= {"tau": 0.0, "local_steps": 3, "server_steps": 3}
     if name.startswith("sdafl"):
         extra |= {**TINY_GAN, "images_per_client": 4, "server_steps": 1, "local_steps": 2}
-    if name == "feddpgan":
+    if name in ("fedgan", "feddpgan"):
         extra |= {**TINY_GAN, "images_per_class": 2}
     if name == "fedcvae":
         extra |= {"decoder_samples": 20, "decoder_epochs": 1, "classifier_samples": 40, "classifier_epochs": 2}
@@ -376,7 +376,7 @@ STOPPED = {
     "softmax": {"features": "conv(10) > project(16)", "target_epsilon": 5.0},
     "fedbn": {"model": "cnn2bn"}, "lgfedavg": {"warm_rounds": 1}, "fedper": {}, "fedrep": {"head_epochs": 1}, "fedbabu": {}, "ditto": {}, "fedproto": {}, "ifca": {}, "fedrod": {}, "pfedme": {"personal_steps": 2}, "perfedavg": {}, "pfedavg": {"personal_epochs": 2}, "partialfed": {"model": "cnn2bn"},
     "fraug": {"model": "cnn2bn", "local_steps": 3, "generator_norm": "local"},
-    "fedavgm": {}, "fedyogi": {}, "feddc": {}, "fedsam": {}, "mofedsam": {}, "fedcurv": {}, "feddg": {},
+    "fedavgm": {}, "fedyogi": {}, "feddc": {}, "fedsam": {}, "mofedsam": {}, "fedcurv": {}, "feddg": {}, "fedgen": {},
     "fedda-cvae": {"knowledge_round": 1},
     "feddpms": {"local": "scaffold", "optimizer": "sgd", "preliminary_rounds": 1, "alpha": 5, "max_candidates": 50},
 }  # fmt: skip

@@ -11,7 +11,8 @@ from tests.helpers import CLASSES, TINY_GAN, prepare, refused, run_rounds, scrip
 
 import fedfill
 from fedfill.algorithms import Update
-from fedfill.algorithms.feddpgan import FedDPGAN, Own
+from fedfill.algorithms.feddpgan import FedDPGAN
+from fedfill.algorithms.fedgan import Own
 from fedfill.privacy.accountant import replaced_epsilon
 from fedfill.protocol.client import State
 from fedfill.synthesis import gan
@@ -32,7 +33,7 @@ def world(clients: int = 2, **settings: Any) -> Any:
         return {name: x + i + 1 if x.is_floating_point() else x for name, x in tensors.items()}
 
     engine.script = {
-        "train_gan": lambda i, message, t: Own(more(message.generator, i), more(message.critic, i)),
+        "train_gan": lambda i, message, t: Own(more(message.generator, i), more(message.critic, i), None),
         "train_augmented": lambda i, message, t: Update(more(message.weights, i), 10 * (i + 1)),
     }
     return algorithm, server, engine

@@ -38,7 +38,8 @@ TABLE: dict[str, dict[str, str]] = {
     "fraug.SharedUpdate": {**CONTRIBUTED, "generator": UNBOUNDED},
     "fedcvae.Own": {"decoder": AT_RUN_TIME, "counts": AT_RUN_TIME},
     "fedpft.Mixtures": dict.fromkeys(("labels", "sizes", "means", "covariances"), UNBOUNDED),
-    "feddpgan.Own": {"generator": AT_RUN_TIME, "critic": AT_RUN_TIME},
+    "fedgan.Own": dict.fromkeys(("generator", "critic", "samples"), UNBOUNDED),  # with noise the handler has the word
+    "fedgen.CountedUpdate": {**CONTRIBUTED, "counts": UNBOUNDED, "head": UNBOUNDED},
     "sdafl.Pretrained": {"iterations": INDEPENDENT},
     "sdafl.Images": {"inputs": AT_RUN_TIME, "labels": UNBOUNDED},
     "sdafl.AidedUpdate": {**CONTRIBUTED, "model": UNBOUNDED},

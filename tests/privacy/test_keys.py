@@ -9,7 +9,8 @@ import torch
 from tests.helpers import CLASSES, TINY_GAN, bars
 from torch import nn
 
-from fedfill.algorithms.feddpgan import Common, FedDPGAN
+from fedfill.algorithms.feddpgan import FedDPGAN
+from fedfill.algorithms.fedgan import Common
 from fedfill.algorithms.sdafl import SDAFL, SDAFLAC, ImagesRequest, Pretrain
 from fedfill.engines.runner import ClientRunner, make_resident
 from fedfill.synthesis import gan

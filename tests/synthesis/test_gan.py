@@ -13,7 +13,7 @@ from fedfill.privacy.accountant import sampled_epsilon
 from fedfill.privacy.keyed import seeded
 from fedfill.privacy.ledger import Ledger
 from fedfill.synthesis import gan, gan_networks
-from fedfill.synthesis.gan import GANOptions
+from fedfill.synthesis.gan import NoisyGANOptions
 from fedfill.synthesis.gan_networks import Critic, GANSettings, Generator
 from fedfill.tree import from_bytes, to_bytes
 
@@ -378,6 +378,6 @@ def test_torchs_global_generator_is_left_alone():
 
 def test_a_delta_at_the_accountants_rounding_is_refused_and_one_that_is_allowed_can_be_accounted() -> None:
     with pytest.raises(ValidationError, match="target_delta"):
-        GANOptions(target_delta=1e-13)
-    delta = GANOptions(target_delta=1e-12).target_delta
+        NoisyGANOptions(target_delta=1e-13)
+    delta = NoisyGANOptions(target_delta=1e-12).target_delta
     assert math.isfinite(sampled_epsilon(2.5, 64 / 6000, 90_000, delta))

@@ -1,157 +1,43 @@
 """FedDPGAN: Zhang et al., "FedDPGAN: Federated Differentially Private Generative Adversarial Networks", 2021.
 
-First the clients train one GAN together, by averages of generator and critic, and then a classifier, each on its own images and on
-images of the common generator.
+FedGAN whose clients may train their GANs under noise.
 """
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
-from typing import Self
+from typing import Literal
 
-import torch
 from pydantic import Field
-from torch import Tensor, nn
 
-from fedfill.algorithms import Broadcast, Update
-from fedfill.algorithms.fedavg import FedAvg
-from fedfill.data.samples import Samples
-from fedfill.errors import FedfillError
+from fedfill.algorithms.fedgan import Common, FedGAN, Own
 from fedfill.privacy.releases import public
 from fedfill.protocol.client import Client, client_handler
-from fedfill.protocol.messages import Message
-from fedfill.protocol.relay import Delivered
-from fedfill.protocol.server import Server
 from fedfill.synthesis import gan
-from fedfill.synthesis.gan import GAN, GANOptions
-from fedfill.synthesis.gan_networks import require_images
-from fedfill.tree import Tree, Weights
+from fedfill.synthesis.gan import NoisyGANOptions
 
 
-@dataclass(frozen=True)
-class Common(Message):
-    """Server to client: the common GAN, and for how many steps to train it.
-
-    Attributes:
-        generator: Its tensors.
-        critic: Its tensors.
-        iterations: Steps of the generator.
-    """
-
-    generator: Weights
-    critic: Weights
-    iterations: int
-
-
-@dataclass(frozen=True)
-class Own(Message):
-    """Client to server: the GAN behind these steps."""
-
-    generator: Weights
-    critic: Weights
-
-
-@dataclass(frozen=True)
-class Augmented(Broadcast):
-    """Server to client: the global model, and the common generator's tensors until the client was heard of."""
-
-    generator: Weights | None
-
-
-class FedDPGAN(GANOptions, FedAvg):
+class FedDPGAN(NoisyGANOptions, FedGAN):
     """A GAN with an auxiliary classifier, trained federatedly, fills every client's data.
 
     Use it when clients lack classes and may train an image generator together, long before the first round.
     """
 
     name = "feddpgan"
-    own_loops = "the GAN"
-    exchanges = True
 
     gan_chunk: int = Field(default=100, ge=1)
     """Steps of each client's GAN between two averages, which are checkpoints as well."""
-    images_per_class: int = Field(default=400, ge=1)
-    """Synthetic images of each class that a client adds to its own."""
-
-    def resolved(self, *, rounds: int, model: nn.Module, inputs: Tensor) -> Self:
-        """Make sure that a GAN can make what the data hold, and that nobody waits for a moving average."""
-        if self.gan_average:
-            raise FedfillError(
-                f"gan_average: found {self.gan_average} with feddpgan, whose generator is the clients' average already; allowed: 0"
-            )
-        require_images(inputs, self.name)
-        return super().resolved(rounds=rounds, model=model, inputs=inputs)
-
-    def server_state(self, initial: Weights) -> dict[str, Tree]:
-        """The global model, the common GAN, and the clients that hold the generator."""
-        return {**super().server_state(initial), "gan": None, "delivered": Delivered()}
-
-    def client_state(self) -> dict[str, Tree]:
-        """Images of the common generator."""
-        return {**super().client_state(), "synthetic": None}
-
-    def pretraining_steps(self) -> int:
-        """Exchanges of the GAN's training."""
-        return math.ceil(self.gan_iterations / self.gan_chunk)
-
-    def pretrain(self, server: Server, step: int) -> None:
-        """Every client trains the common GAN; their mean is the new one."""
-        state = server.state
-        if state.gan is None:
-            shape = tuple(server.sample.inputs.shape[1:])
-            state.gan = gan.start(shape, self.gan(server.classes), server.stream("gan start"))
-        now, left = state.gan, self.gan_iterations - step * self.gan_chunk
-        message = Common(now.generator, now.critic, min(self.gan_chunk, left))
-        everybody = range(server.clients)
-        of = {"generator": now.generator, "critic": now.critic}
-        _, mean = server.average(everybody, self.train_gan, message, of=of, by=None)
-        state.gan = GAN(mean["generator"], mean["critic"], None, None, now.iterations + message.iterations)
+    gan_weighting: Literal["uniform"] = Field(default="uniform", exclude_if=lambda value: value == "uniform")
+    """Weights of these averages: all equal, as a client with more images would have more to hide."""
 
     @client_handler
     def train_gan(self, client: Client, message: Common) -> Own:
-        """Steps of the common GAN on the client's labelled images."""
-        settings, real = self.gan(client.classes), len(client.data)
-        steps = message.iterations
+        """Steps of the common GAN on the client's labelled images, and what they give away."""
+        reply = super().train_gan(client, message)
+        settings, real, steps = self.gan(client.classes), len(client.data), message.iterations
         multiplier = self.multiplier(real)
-        received = GAN(message.generator, message.critic, None, None, 0)
-        found = self.advance(received, client.data, steps, settings, client)
         client.release("critic", gan.released("the client's critic", settings, real, steps, multiplier))
         if self.noise == "dpsgd":
             client.release("generator", public("follows from the critic's noisy steps"))
         else:
             client.release("generator", gan.released("the client's generator", settings, real, steps, multiplier))
-        return Own(found.generator, found.critic)
-
-    def round(self, server: Server, t: int) -> None:
-        """FedAvg on real and synthetic images."""
-        state, cohort = server.state, self.cohort(server, t)
-        messages = {i: Augmented(state.weights, state.delivered.once(i, state.gan.generator)) for i in cohort}
-        replies, mean = self.gather(server, cohort, self.train_augmented, messages)
-        state.delivered = state.delivered.acknowledged(replies)
-        state.weights = mean["weights"]
-
-    @client_handler
-    def train_augmented(self, client: Client, message: Augmented) -> Update:
-        """Local training on the client's own images and on the generator's."""
-        if message.generator is not None:
-            client.state.synthetic = self.images(
-                message.generator, client.classes, client.data, client.stream("images"), self.images_per_class
-            )
-        data = client.data + client.state.synthetic
-        return self.contribute(client, message, self.loss, data=data).reply(Update, samples=len(client.data))
-
-    def images(
-        self, generator: Weights, classes: int, sample: Samples, stream: torch.Generator, per_class: int
-    ) -> Samples:
-        """Equally many images of each class."""
-        labels = torch.arange(classes, device=stream.device).repeat_interleave(per_class)
-        made = gan.generate(GAN(generator, {}, None, None, 0), labels, sample, self.gan(classes), stream)
-        return Samples(made, labels)
-
-    def synthetic(self, server: Server, per_class: int | None = None) -> Samples | None:
-        """Images of the common generator, as many as are asked for."""
-        if server.state.gan is None:
-            return None
-        generator, wanted = server.state.gan.generator, per_class or self.images_per_class
-        return self.images(generator, server.classes, server.sample, server.stream("samples"), wanted)
+        return reply

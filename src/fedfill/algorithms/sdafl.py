@@ -22,7 +22,7 @@ from fedfill.protocol.messages import Message, shapes_of
 from fedfill.protocol.relay import Delivered, collect
 from fedfill.protocol.server import Server
 from fedfill.synthesis import gan
-from fedfill.synthesis.gan import GANOptions
+from fedfill.synthesis.gan import NoisyGANOptions
 from fedfill.synthesis.gan_networks import GANSettings, require_images
 from fedfill.training.fit import Context, Loss
 from fedfill.training.mixup import draw_lambda, mixup_loss
@@ -85,7 +85,7 @@ class AidedUpdate(Update):
     model: Weights | None
 
 
-class SDAFL(GANOptions, FedAvg):
+class SDAFL(NoisyGANOptions, FedAvg):
     """Synthetic data aided federated learning: GAN images, labelled anew in each round, mixed with real ones (algorithm 1).
 
     Use it when each client has one or two classes and has time to train an image generator first.

@@ -49,6 +49,8 @@ NOT_TRIED: Mapping[str, str] = {
     "fedcurv": "three times fedavg's bytes, and lambda has to be tuned for each network",
     "feddg": "for a model that shall serve looks that no client has, which no split of the clients' own shows",
     "fedda-cvae": "images by decoders that may never have seen the class; those of feddpms brought little here",
+    "fedgan, feddpgan": "a GAN that all clients train before the first round costs hours",
+    "fedgen": "for clients that lack classes, as head=ccvr is; its weight and decay have to be tuned",
     "fedlc, fedrs": "for clients that lack classes, as head=ccvr is, which a study does try",
     "fedproto": "for clients with models of their own and next to no bytes; it shares less than fed3r does, and in more rounds",
     "ifca": "for clients of a few kinds that call the same things otherwise; how many, you have to know",

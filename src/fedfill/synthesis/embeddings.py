@@ -1,6 +1,7 @@
-"""Synthetic embeddings: FRAug's shared generator, its client-specific transformation, prototypes and distances.
+"""Synthetic embeddings: FRAug's shared generator, its client-specific transformation, prototypes and distances; FedGEN's generator.
 
 Chen et al., "FRAug: Tackling Federated Learning with Non-IID Features via Representation Augmentation", ICCV 2023, section 3.3.
+Zhu, Hong and Zhou, "Data-Free Knowledge Distillation for Heterogeneous Federated Learning", ICML 2021.
 """
 
 from __future__ import annotations
@@ -64,8 +65,32 @@ class RTNet(nn.Module):
         return self.layers(torch.cat([embeddings, functional.one_hot(labels, self.classes).to(embeddings)], 1))  # type: ignore[no-any-return]
 
 
+class LatentGenerator(nn.Module):
+    """FedGEN's generator: latent noise and a label to an embedding of any size and sign, by one hidden layer.
+
+    Args:
+        latent: Size of the noise.
+        width: Size of the hidden layer.
+        classes: Number of classes.
+        size: Size l of an embedding.
+        device: Where it lives.
+    """
+
+    def __init__(self, latent: int, width: int, classes: int, size: int, device: torch.device | str = "cpu") -> None:
+        super().__init__()
+        self.classes = classes
+        self.layers = nn.Sequential(
+            nn.Linear(latent + classes, width, device=device), nn.BatchNorm1d(width, device=device), nn.ReLU(),
+            nn.Linear(width, size, device=device),
+        )  # fmt: skip
+
+    def forward(self, e: Tensor, labels: Tensor) -> Tensor:
+        """Embeddings ``[b, l]`` from noise ``[b, latent]`` and labels ``[b]``."""
+        return self.layers(torch.cat([e, functional.one_hot(labels, self.classes).to(e)], 1))  # type: ignore[no-any-return]
+
+
 Make = Callable[[torch.device | str], nn.Module]
-"""Makes one of the two networks on a device."""
+"""Makes one of the networks on a device."""
 
 
 def empty(make: Make, device: torch.device | str) -> nn.Module:

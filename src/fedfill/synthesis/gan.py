@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -36,7 +36,7 @@ class GANOptions(BaseModel):
     gan_chunk: int = Field(default=500, ge=1)
     """Steps of the generator between two checkpoints."""
     gan_batch_size: int = Field(default=64, ge=1)
-    """Real images in a step of the critic; with noise=dpsgd the expected number."""
+    """Real images in a step of the critic; where these steps are noisy, the expected number."""
     gan_critic_steps: int = Field(default=5, ge=1)
     """Steps of the critic for each of the generator."""
     gan_learning_rate: float = Field(default=1e-4, gt=0, allow_inf_nan=False)
@@ -49,14 +49,6 @@ class GANOptions(BaseModel):
     """Channels of the widest layers of generator and critic; the others have two and four times as many."""
     gan_average: float = Field(default=0.0, ge=0, lt=1)
     """Decay of a moving average of the generator that makes the images; 0: the generator itself does."""
-    noise: Noise = "none"
-    """Noise on the critic's gradients: none, dpsgd (clipped per image and accounted), or paper_eq3, which is not private."""
-    clip: float = Field(default=1.0, gt=0, allow_inf_nan=False)
-    """With noise=dpsgd: largest norm of one image's gradient."""
-    target_epsilon: float = Field(default=10.0, gt=0, allow_inf_nan=False)
-    """With noise=dpsgd: epsilon of the whole pre-training for one image that is added or removed; with paper_eq3 the epsilon of that equation."""
-    target_delta: float = Field(default=1e-5, ge=1e-12, lt=1)
-    """Delta of `target_epsilon`; the accountant's own rounding is below 1e-14, so it tells nothing of less than 1e-12."""
 
     def gan(self, classes: int = 0) -> GANSettings:
         """How the GANs are built and trained.
@@ -70,13 +62,12 @@ class GANOptions(BaseModel):
         return GANSettings(
             latent=self.gan_latent, width=self.gan_width, classes=classes, batch_size=self.gan_batch_size,
             critic_steps=self.gan_critic_steps, learning_rate=self.gan_learning_rate, penalty=self.gan_penalty,
-            average=self.gan_average, noise=self.noise, clip=self.clip, target_epsilon=self.target_epsilon,
-            delta=self.target_delta,
+            average=self.gan_average,
         )  # fmt: skip
 
     def multiplier(self, real: int) -> float:
-        """The noise of ``dpsgd`` for so many real images, from what the whole pre-training may cost; 0 without."""
-        return self.gan().noise_multiplier(real, self.gan_iterations) if self.noise == "dpsgd" else 0.0
+        """The noise on the critic's steps for so many real images; 0: there is none."""
+        return 0.0
 
     def advance(
         self, now: GAN | None, data: Samples, iterations: int, settings: GANSettings, draws: Draws,
@@ -100,6 +91,29 @@ class GANOptions(BaseModel):
             return now
         streams = draws.stream("gan"), draws.noise("gan noise")
         return train(now, data, left, settings, *streams, self.multiplier(len(data)), draws.check, wanted)
+
+
+class NoisyGANOptions(GANOptions):
+    """The same, where noise may protect the images."""
+
+    noise: Noise = "none"
+    """Noise on the critic's gradients: none, dpsgd (clipped per image and accounted), or paper_eq3, which is not private."""
+    clip: float = Field(default=1.0, gt=0, allow_inf_nan=False)
+    """With noise=dpsgd: largest norm of one image's gradient."""
+    target_epsilon: float = Field(default=10.0, gt=0, allow_inf_nan=False)
+    """With noise=dpsgd: epsilon of the whole pre-training for one image that is added or removed; with paper_eq3 the epsilon of that equation."""
+    target_delta: float = Field(default=1e-5, ge=1e-12, lt=1)
+    """Delta of `target_epsilon`; the accountant's own rounding is below 1e-14, so it tells nothing of less than 1e-12."""
+
+    def gan(self, classes: int = 0) -> GANSettings:
+        """How the GANs are built and trained, with the noise on the critic's gradients."""
+        return replace(
+            super().gan(classes), noise=self.noise, clip=self.clip, target_epsilon=self.target_epsilon, delta=self.target_delta,
+        )  # fmt: skip
+
+    def multiplier(self, real: int) -> float:
+        """The noise of ``dpsgd`` for so many real images, from what the whole pre-training may cost; 0 without."""
+        return self.gan().noise_multiplier(real, self.gan_iterations) if self.noise == "dpsgd" else 0.0
 
 
 class Draws(Protocol):
