@@ -53,7 +53,8 @@ class Layer:
 
     def biases(self, weights: Weights) -> Tensor:
         """``[outputs, 1]``, or ``[outputs, 0]`` where it has none."""
-        return torch.stack([x for name, x in self.of(weights).items() if name.endswith(".bias")], 1)
+        bias = weights.get(f"{self.path}.bias")
+        return weights[f"{self.path}.weight"].new_empty(self.outputs, 0) if bias is None else bias[:, None]
 
     def outgoing(self, weights: Weights) -> Tensor:
         """What it makes of each unit before it: ``[inputs, outputs r]``."""
