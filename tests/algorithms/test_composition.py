@@ -376,7 +376,7 @@ STOPPED = {
     "softmax": {"features": "conv(10) > project(16)", "target_epsilon": 5.0},
     "fedbn": {"model": "cnn2bn"}, "lgfedavg": {"warm_rounds": 1}, "fedper": {}, "fedrep": {"head_epochs": 1}, "fedbabu": {}, "ditto": {}, "fedproto": {}, "ifca": {}, "fedrod": {}, "pfedme": {"personal_steps": 2}, "perfedavg": {}, "pfedavg": {"personal_epochs": 2}, "partialfed": {"model": "cnn2bn"},
     "fraug": {"model": "cnn2bn", "local_steps": 3, "generator_norm": "local"},
-    "fedavgm": {}, "fedyogi": {}, "feddc": {}, "fedsam": {}, "mofedsam": {}, "fedcurv": {}, "feddg": {},
+    "fedavgm": {}, "fedyogi": {}, "feddc": {}, "pfnm": {"own_start": True}, "fedma": {}, "fedsam": {}, "mofedsam": {}, "fedcurv": {}, "feddg": {},
     "fedda-cvae": {"knowledge_round": 1},
     "feddpms": {"local": "scaffold", "optimizer": "sgd", "preliminary_rounds": 1, "alpha": 5, "max_candidates": 50},
 }  # fmt: skip

@@ -60,9 +60,10 @@ class PFNM(Composable):
             raise FedfillError(
                 f"aggregation: found {self.aggregation.name} with {self.name}, which averages matched units; allowed: none"
             )
-        if self.local is not None and (self.local.client_state() or type(self.local).down is not Composable.down):
+        local = self.local
+        if local is not None and (type(local).up is not Composable.up or type(local).down is not Composable.down):
             raise FedfillError(
-                f"local: found {self.local.name} with {self.name}, whose units change places from round to round, so that nothing "
+                f"local: found {local.name} with {self.name}, whose units change places from round to round, so that nothing "
                 "can be kept for each; allowed: fedprox, fedlc, fedrs, fedntd, feddecorr, fedsam, perfedavg, none"
             )
 
@@ -119,7 +120,7 @@ class PFNM(Composable):
     def matched(self, server: Server, layers: list[Layer], replies: Mapping[int, OwnUnits]) -> Weights:
         """Match the hidden layers from the last to the first, by what the next layer makes of each unit, and average.
 
-        The first is matched by what its units make of the inputs, too (PFNM, section 3.3).
+        The first is matched by what its units make of the inputs, too (section 3.2).
 
         Args:
             server: What the algorithm sees.

@@ -15,7 +15,7 @@ from torch import Tensor
 
 
 def gains(units: Tensor, precision: Tensor, sums: Tensor, known: Tensor) -> Tensor:
-    """What it is worth to match a client's units with global ones (PFNM, equation 8, without what all pairs share).
+    """What it is worth to match a client's units with global ones (PFNM, proposition 1, without what all pairs share).
 
     Args:
         units: The client's, ``[L, q]`` float64.
