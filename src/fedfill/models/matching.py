@@ -101,5 +101,5 @@ def class_shares(counts: Tensor) -> Tensor:
     Returns:
         ``[J, C]`` float64, each column with the sum 1; of a class without a record all clients have the same share.
     """
-    total = counts.sum(0).double()
+    total = counts.double().sum(0)
     return torch.where(total > 0, counts / total.clamp(min=1), 1 / len(counts))

@@ -23,7 +23,7 @@ from fedfill.tree import Weights
 WITH_UNITS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 """Types of layers whose units can be put in another order."""
 ALLOWED = (
-    "cnn2 and cnn4 with width=paper, cnn2fc, cnn2fc-small, or a module of linear layers and convolutions in a row, without "
+    "cnn2 and cnn4 with width=paper, cnn2fc, cnn2fc-small, or a module of linear layers and convolutions in a row, all trained, without "
     "normalisation layers, shortcuts and shared layers"
 )
 
