@@ -113,6 +113,8 @@ CASES: dict[str, dict[str, Any]] = {
     "feddc": {"participation": 0.5},
     "fedmix": {"group_size": 16, "first_order": True, **SGD},  # a run's folder names it only where it is false
     "fednova": {},
+    "pfnm": {"own_start": True, "prior_variance": 2.0},
+    "fedma": {"participation": 0.5, "retrain_epochs": 2},
     "mst": TABLE,
     "cox": TIMES,
     "cox, by site": {**TIMES, "strata": "site"},

@@ -89,6 +89,14 @@ def expected(name: str, result: fedfill.Result) -> dict[str, dict[str, int]]:
         return {"train": {"down": K * T * (4 * CLASSES * L + CLASSES), "up": T * held * (4 * L + 16)}}
     if name == "ifca":  # two models down
         return {"choose_and_train": {"down": K * T * 2 * 4 * P, "up": K * T * (4 * P + 16)}}
+    if name == "pfnm":
+        return {"train": {"down": K * T * 4 * P, "up": K * T * (4 * P + 8 * CLASSES)}}
+    if name == "fedma":  # after the first of four layers, three come back with their units' places
+        first, hidden = 16 * 9 + 16, 16 + 32 + L
+        return {
+            "train": {"down": K * T * 4 * P, "up": K * T * (4 * first + 8 * CLASSES)},
+            "retrain": {"down": K * T * (4 * (P - PH) + 8 * hidden + 3 * 8), "up": K * T * 4 * (P - first)},
+        }
     if name == "lgfedavg":
         return {"train_divided": {"down": K * T * 4 * PH, "up": K * T * (4 * PH + 8)}}
     if name == "fraug":

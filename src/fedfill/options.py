@@ -300,6 +300,14 @@ class Shared(TypedDict, total=False):
     """L2 penalty of the generator."""
     missing: Literal["mask", "one"]
     """A class of which a client has no sample: it has no part in the loss (mask), or counts as one sample (one)."""
+    own_start: bool
+    """Whether a client's training in the first round starts from weights that it draws itself, as the papers' ..."""
+    prior_variance: float | None
+    """Variance of the global numbers about 0, in those of a client's about the global ones (sigma_0^2 / ..."""
+    sweeps: int
+    """How often each client is matched again with the others, at the most."""
+    retrain_epochs: int | None
+    """Passes over the data after each matched layer, with the layers up to it fixed; none: as in the first ..."""
     group_size: int
     """Samples behind a mean, at the least (M_k); 1 shares the samples themselves."""
     first_order: bool

@@ -31,6 +31,7 @@ TABLE: dict[str, dict[str, str]] = {
     "kaplanmeier.Tests": {"sums": UNBOUNDED},
     "feddg.SharedSpectra": {"amplitudes": UNBOUNDED},
     "fedproto.OwnPrototypes": dict.fromkeys(("means", "classes", "counts"), UNBOUNDED),
+    "pfnm.OwnUnits": {"weights": UNBOUNDED, "counts": UNBOUNDED},
     "ifca.ClusterUpdate": {**CONTRIBUTED, "cluster": UNBOUNDED},
     "fedmix.MixedUpdate": {**CONTRIBUTED, "below": UNBOUNDED},
     "naivemix.SharedMeans": {"means": UNBOUNDED},

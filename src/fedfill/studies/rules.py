@@ -47,6 +47,7 @@ NOT_TRIED: Mapping[str, str] = {
     "fedsam, mofedsam": "for long runs on unlike clients with a tuned rho; twice the time of a round",
     "feddc": "scaffold and feddyn at once, at scaffold's bytes; a study tries scaffold",
     "fedcurv": "three times fedavg's bytes, and lambda has to be tuned for each network",
+    "pfnm, fedma": "for networks that clients began apart; from a common start, which a study has, units keep their places",
     "feddg": "for a model that shall serve looks that no client has, which no split of the clients' own shows",
     "fedda-cvae": "images by decoders that may never have seen the class; those of feddpms brought little here",
     "fedgan, feddpgan": "a GAN that all clients train before the first round costs hours",
