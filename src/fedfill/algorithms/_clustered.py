@@ -113,12 +113,12 @@ class Assigned(Clustered):
         )  # fmt: skip
         return replies
 
-    def movement(self, server: Server, reply: Update, start: Weights) -> Weights:
+    def movement(self, server: Server, trained: Weights, start: Weights) -> Weights:
         """How far a training went: the trained parameters less those that it began with, each once, and no buffers."""
         model = server.model(start)
         first = first_names(model)
         learnt = [name for name in trainable(model, start) if first[name] == name]
-        return {name: reply.weights[name] - start[name] for name in learnt}
+        return {name: trained[name] - start[name] for name in learnt}
 
     @client_handler
     def train(self, client: Client, message: Broadcast) -> Update:

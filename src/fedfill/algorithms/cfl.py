@@ -15,10 +15,8 @@ from torch import Tensor, nn
 from fedfill.algorithms._clustered import Assigned
 from fedfill.errors import FedfillError
 from fedfill.protocol.server import Server
-from fedfill.training.similarity import cosines, products
+from fedfill.training.similarity import cosines, hierarchical, products
 from fedfill.tree import Tree, Weights
-
-Linkage = Literal["complete", "single", "average"]
 
 
 class CFL(Assigned):
@@ -30,8 +28,7 @@ class CFL(Assigned):
     name = "cfl"
 
     when: Literal["still", "once"] = "still"
-    """When clients are divided: a cluster in two, again and again, where its model stands still and its clients pull at it
-    (still, CFL), or all of them once (once, Briggs)."""
+    """How clients are divided: a cluster in two, whenever its model stands still and its clients pull at it (still, CFL), or all of them once (once, Briggs et al.)."""
     warm_rounds: int = Field(default=10, ge=0)
     """Rounds of plain FedAvg before any division."""
     still: float = Field(default=0.25, gt=0, allow_inf_nan=False)
@@ -42,11 +39,10 @@ class CFL(Assigned):
     """The paper's own: the length above which the longest update says that clients pull at the model; none: any."""
     gamma: float = Field(default=0.0, ge=0, le=1)
     """How far apart two halves must be: sqrt((1 - largest cosine across) / 2) above it; 0.71 asks that no angle across is sharp."""
-    linkage: Linkage = "complete"
-    """How groups of clients are joined: by the least alike of their members (complete, as in the authors' program), the most
-    alike (single, which solves the paper's formula exactly), or the mean (average)."""
+    linkage: Literal["complete", "single", "average"] = "complete"
+    """How alike two groups are: as their members that are least alike (complete, as in the authors' program), most alike (single, which solves the paper's formula exactly), or the mean over all pairs (average)."""
     clusters: int | None = Field(default=None, ge=1)
-    """How many clusters there are at the most, or with once exactly; none: any number, or with once where the distances jump most."""
+    """How many clusters there may be, or with once how many there are; none: any number, or with once where the distances jump most."""
 
     def resolved(self, *, rounds: int, model: nn.Module, inputs: Tensor) -> Self:
         """Refuse settings of the other way to divide."""
@@ -69,7 +65,7 @@ class CFL(Assigned):
         cohort = list(clusters) if once else self.cohort(server, t)
         starts = {i: models[clusters[i]] for i in cohort}
         replies = self.trained_from(server, starts)
-        updates = {i: self.movement(server, reply, starts[i]) for i, reply in replies.items()}
+        updates = {i: self.movement(server, reply.weights, starts[i]) for i, reply in replies.items()}
         if once:
             clusters |= self.divided_once(updates)
             models += [models[0]] * max(clusters.values())
@@ -106,7 +102,7 @@ class CFL(Assigned):
             if len(models) == self.clusters or not self.ripe(mean, longest):
                 continue
             alike = cosines(inner)
-            groups = grouped(alike, self.linkage, 2)
+            groups = hierarchical(1 - alike, self.linkage, 2)
             across = float(alike[groups == 0][:, groups == 1].max())
             if math.sqrt((1 - across) / 2) <= self.gamma:
                 continue
@@ -122,31 +118,5 @@ class CFL(Assigned):
 
     def divided_once(self, updates: dict[int, Weights]) -> dict[int, int]:
         """Clusters of those whose updates arrived, by hierarchical clustering (Briggs et al., algorithm 1)."""
-        groups = grouped(cosines(products(list(updates.values()))), self.linkage, self.clusters)
+        groups = hierarchical(1 - cosines(products(list(updates.values()))), self.linkage, self.clusters)
         return dict(zip(updates, groups.tolist(), strict=True))
-
-
-def grouped(alike: Tensor, by: Linkage, groups: int | None) -> Tensor:
-    """Hierarchical clustering.
-
-    Args:
-        alike: Cosines, ``[n, n]``.
-        by: Which two members say how far two groups are apart, or the mean over all.
-        groups: How many there shall be; None: two or more, where the distances at which groups are joined jump most.
-
-    Returns:
-        The group of each, ``[n]``, numbered from 0 by their first members.
-    """
-    from scipy.cluster.hierarchy import cut_tree, linkage  # here: it would add a tenth of a second to every start
-    from scipy.spatial.distance import squareform
-
-    n = len(alike)
-    if n < 2 or groups == 1:
-        return torch.zeros(n, dtype=torch.int64)
-    tree = linkage(squareform((1 - alike).numpy(), checks=False), by)  # [n - 1, 4], the third column ascends
-    if groups is None:
-        jumps = tree[1:, 2] - tree[:-1, 2]
-        groups = n - 1 - int(jumps.argmax()) if len(jumps) else 1
-    found = cut_tree(tree, n_clusters=min(groups, n))[:, 0].tolist()
-    numbers = {group: k for k, group in enumerate(dict.fromkeys(found))}
-    return torch.tensor([numbers[group] for group in found])

@@ -1,8 +1,9 @@
-"""How alike clients' updates are: inner products, and the cosines and distances that follow from them."""
+"""How alike clients' updates are: inner products, the cosines and distances that follow from them, and groups by these."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -46,3 +47,32 @@ def distances(inner: Tensor) -> Tensor:
     squares = inner.diagonal()
     apart = (squares[:, None] + squares[None, :] - 2 * inner).clamp(min=0).sqrt()
     return apart.fill_diagonal_(0)
+
+
+def hierarchical(
+    apart: Tensor, by: Literal["complete", "single", "average", "ward"], groups: int | None = None
+) -> Tensor:
+    """Agglomerative clustering: the two groups that are nearest are joined, again and again.
+
+    Args:
+        apart: Distances, ``[n, n]``.
+        by: How far two groups are apart: as their members that are furthest apart (complete), the nearest ones (single), the
+            mean over all pairs (average), or by what joining them adds to the squares within groups (ward).
+        groups: How many there shall be, at the most n; None: two or more, where the distances of what is joined jump most.
+
+    Returns:
+        The group of each, ``[n]``, numbered from 0 by their first members.
+    """
+    from scipy.cluster.hierarchy import cut_tree, linkage  # here: it would make every start longer
+    from scipy.spatial.distance import squareform
+
+    n = len(apart)
+    if n < 2 or groups == 1:
+        return torch.zeros(n, dtype=torch.int64)
+    tree = linkage(squareform(apart.numpy(), checks=False), by)  # [n - 1, 4], the third column ascends
+    if groups is None:
+        jumps = tree[1:, 2] - tree[:-1, 2]  # jumps[k]: where n - 1 - k groups are left
+        groups = n - 1 - int(jumps.argmax()) if len(jumps) else 1
+    found = cut_tree(tree, n_clusters=min(groups, n))[:, 0].tolist()
+    numbers = {group: k for k, group in enumerate(dict.fromkeys(found))}
+    return torch.tensor([numbers[group] for group in found])

@@ -1,0 +1,70 @@
+"""Clients of a few kinds: one model for all, or a model for each cluster. scikit-learn's digits, three seeds.
+
+``python experiments/clusters/run.py``
+"""
+
+from __future__ import annotations
+
+import argparse
+
+import numpy as np
+from sklearn.datasets import load_digits
+
+import fedfill
+
+SETTINGS = {"rounds": 20, "local_epochs": 2, "batch_size": 32, "client_validation": 0.1, "evaluate_every": 20}
+"""Of all methods: local training is theirs to share, and a tenth of each client's samples chooses a variant."""
+KINDS = {"labels": (2, 5), "rotated": (4, 3)}
+"""By world: how many kinds of clients there are, and how many clients of each."""
+
+
+def world(name: str, kinds: int) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Images and labels by kind: no image is of two kinds.
+
+    ``labels``: the second kind calls the digits by other numbers, a permutation of all ten. ``rotated``: each kind has its
+    images turned by another multiple of 90 degrees.
+    """
+    digits = load_digits()
+    images, labels = (digits.images * 255 / 16).astype(np.uint8), digits.target
+    other = np.random.default_rng(0).permutation(10)
+    found = {}
+    for k in range(kinds):
+        own, called = images[k::kinds], labels[k::kinds]
+        if name == "labels":
+            found[f"kind {k}"] = (own, other[called] if k else called)
+        else:
+            found[f"kind {k}"] = (np.rot90(own, k, axes=(1, 2)).copy(), called)
+    return found
+
+
+def rows(kinds: int) -> list[str]:
+    """What is compared; of settings behind ``|`` the clients' validation splits choose one."""
+    return [
+        "fedavg",
+        "local",
+        "pfedavg",
+        f"ifca:clusters={kinds},spread=1|10",
+        f"fesem:clusters={kinds}",
+        "cfl:warm_rounds=5",
+        "cfl:when=once,warm_rounds=5",
+        f"cfl:when=once,warm_rounds=5,clusters={kinds}",
+    ]
+
+
+def main() -> None:
+    """Print a table for each world."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", default="runs/clusters")
+    parser.add_argument("--worlds", nargs="*", default=list(KINDS))
+    asked = parser.parse_args()
+    for name in asked.worlds:
+        kinds, each = KINDS[name]
+        found = fedfill.compare(
+            rows(kinds), data=world(name, kinds), partition=f"domain:{each}", out=f"{asked.out}/{name}", **SETTINGS
+        )
+        print(f"\n## {name}\n\n{found.to_frame().to_markdown()}")
+        print(found)
+
+
+if __name__ == "__main__":
+    main()
