@@ -144,9 +144,9 @@ def test_without_a_division_it_is_fedavg_to_the_bit(settings, participation):
     assert own.costs.legs == plain.costs.legs
 
 
-@pytest.mark.parametrize("settings", [{}, {"when": "once"}, {"when": "once", "clusters": 2}, {"linkage": "single"}])
+@pytest.mark.parametrize("settings", [{"still": 0.6}, {"still": 0.6, "linkage": "single"}, {"when": "once"}, {"when": "once", "clusters": 2}])
 def test_two_kinds_of_clients_get_their_models(settings):
-    algorithm = CFL(**{**QUICK, "local_epochs": 2, "warm_rounds": 2, "still": 0.6, **settings} if "when" not in settings else {**QUICK, "local_epochs": 2, "warm_rounds": 2, **settings})
+    algorithm = CFL(**QUICK | {"local_epochs": 2, "warm_rounds": 2} | settings)
     server = run_rounds(algorithm, rounds=7, federation=two_kinds(), model={"latent_activation": "relu"})
     assert server.state.clusters == {0: 0, 1: 0, 2: 1, 3: 1}
     assert min(server.evaluation.accuracy_by_client) > 0.9

@@ -40,6 +40,8 @@ class FeSEM(Assigned):
             models = models * self.clusters
         else:
             found = dict.fromkeys(trained, 0)
+            if self.clusters > 1:
+                server.warn(f"clusters: {self.clusters} centres need as many replies in a round, and {len(trained)} came.")
         state.models = self.averaged(models, replies, found)
         if len(models) > 1:
             state.clusters = {**state.clusters, **found}
