@@ -69,7 +69,7 @@ EACH: dict[str, tuple[int, int]] = {
     "fedcurv": (12 * P, 12 * P + 8),
     "moon": (4 * PM, 4 * PM + 8),
     "fedvae": (4 * (PV + D), 4 * (PV + D) + 8),
-    **dict.fromkeys(("pfedavg", "partialfed", "ditto", "pfedme", "perfedavg", "fedrod"), (4 * P, 4 * P + 8)),
+    **dict.fromkeys(("pfedavg", "partialfed", "ditto", "pfedme", "perfedavg", "fedrod", "cfl", "fesem"), (4 * P, 4 * P + 8)),
     "fedbn": (SHARED, SHARED + 8),
     **dict.fromkeys(("fedper", "fedrep", "fedbabu"), (4 * (P - PH), 4 * (P - PH) + 8)),
     "local": (0, 0),

@@ -45,7 +45,8 @@ def rows(kinds: int) -> list[str]:
         "pfedavg",
         f"ifca:clusters={kinds},spread=1|10",
         f"fesem:clusters={kinds}",
-        "cfl:warm_rounds=5,gamma=0.71,still=0.25|0.5",
+        "cfl:warm_rounds=5",
+        "cfl:warm_rounds=5,still=0.25,gamma=0",
         "cfl:when=once,warm_rounds=5",
         f"cfl:when=once,warm_rounds=5,clusters={kinds}",
     ]

@@ -31,14 +31,14 @@ class CFL(Assigned):
     """How clients are divided: a cluster in two, whenever its model stands still and its clients pull at it (still, CFL), or all of them once (once, Briggs et al.)."""
     warm_rounds: int = Field(default=10, ge=0)
     """Rounds of plain FedAvg before any division."""
-    still: float = Field(default=0.25, gt=0, allow_inf_nan=False)
+    still: float = Field(default=0.5, gt=0, allow_inf_nan=False)
     """Below which share of the longest update the mean update's length says that the model stands still."""
     eps1: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     """The paper's own: the length below which a mean update says so, in the place of `still`; none: `still`."""
     eps2: float | None = Field(default=None, ge=0, allow_inf_nan=False)
     """The paper's own: the length above which the longest update says that clients pull at the model; none: any."""
-    gamma: float = Field(default=0.0, ge=0, le=1)
-    """How far apart two halves must be: sqrt((1 - largest cosine across) / 2) above it; 0.71 asks that no angle across is sharp."""
+    gamma: float = Field(default=0.71, ge=0, le=1)
+    """How far apart two halves must be: sqrt((1 - largest cosine across) / 2) above it. 0.71: no angle across is sharp; 0: no such check."""
     linkage: Literal["complete", "single", "average"] = "complete"
     """How alike two groups are: as their members that are least alike (complete, as in the authors' program), most alike (single, which solves the paper's formula exactly), or the mean over all pairs (average)."""
     clusters: int | None = Field(default=None, ge=1)

@@ -52,6 +52,7 @@ NOT_TRIED: Mapping[str, str] = {
     "fedlc, fedrs": "for clients that lack classes, as head=ccvr is, which a study does try",
     "fedproto": "for clients with models of their own and next to no bytes; it shares less than fed3r does, and in more rounds",
     "ifca": "for clients of a few kinds that call the same things otherwise; how many, you have to know",
+    "cfl, fesem": "for clients of a few kinds, as ifca is; cfl finds out how many, in many rounds",
     "fedrod": "for clients that lack classes and need a common model and their own; compare it with fedlc and pfedavg",
     "ditto, pfedme, perfedavg": "near to pfedavg, which a study does try; they have a strength or a rate to be tuned",
     "fedper, fedrep, fedbabu, lgfedavg": "they pay where clients have many samples each and classes of their own, or look very different",
