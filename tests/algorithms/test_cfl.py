@@ -55,7 +55,8 @@ def test_a_division_by_hand():
     assert models(server) == [[0.95, 0.05], [-0.9, 0.1]]  # each half begins with its own mean
     assert server.notes["update_lengths"] == {"0": [0.0791, 1.0198]}
     assert server.state.updates == {}
-    assert [float(model["seen"]) for model in server.state.models] == [50, 250]  # buffers are averaged, and in no cosine
+    # buffers are averaged, and in no cosine
+    assert [float(model["seen"]) for model in server.state.models] == [50, 250]
 
     server.begin(1)
     algorithm.round(server, 1)

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from fedfill.algorithms import Broadcast, Composable, Update
 from fedfill.algorithms.fedavg import FedAvg
 from fedfill.errors import FedfillError
-from fedfill.models.views import first_names, trainable
 from fedfill.protocol.client import Client, client_handler
 from fedfill.protocol.server import Server
 from fedfill.training.aggregation import Mean, combined
@@ -112,13 +111,6 @@ class Assigned(Clustered):
             of={"weights": any_model}, by=self.by, whole=True,
         )  # fmt: skip
         return replies
-
-    def movement(self, server: Server, trained: Weights, start: Weights) -> Weights:
-        """How far a training went: the trained parameters less those that it began with, each once, and no buffers."""
-        model = server.model(start)
-        first = first_names(model)
-        learnt = [name for name in trainable(model, start) if first[name] == name]
-        return {name: trained[name] - start[name] for name in learnt}
 
     @client_handler
     def train(self, client: Client, message: Broadcast) -> Update:

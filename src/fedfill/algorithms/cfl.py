@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from fedfill.algorithms._clustered import Assigned
 from fedfill.errors import FedfillError
 from fedfill.protocol.server import Server
-from fedfill.training.similarity import cosines, hierarchical, products
+from fedfill.training.similarity import cosines, hierarchical, movement, products
 from fedfill.tree import Tree, Weights
 
 
@@ -65,7 +65,7 @@ class CFL(Assigned):
         cohort = list(clusters) if once else self.cohort(server, t)
         starts = {i: models[clusters[i]] for i in cohort}
         replies = self.trained_from(server, starts)
-        updates = {i: self.movement(server, reply.weights, starts[i]) for i, reply in replies.items()}
+        updates = {i: movement(server.model(starts[i]), reply.weights, starts[i]) for i, reply in replies.items()}
         if once:
             clusters |= self.divided_once(updates)
             models += [models[0]] * max(clusters.values())
@@ -97,7 +97,8 @@ class CFL(Assigned):
             inner = products([updates[i][0] for i in members])  # [members, members]
             weights = torch.tensor([updates[i][1] for i in members], dtype=torch.float64)
             shares = weights / weights.sum().clamp(min=1)
-            mean, longest = math.sqrt(max(float(shares @ inner @ shares), 0.0)), math.sqrt(float(inner.diagonal().max()))
+            mean = math.sqrt(max(float(shares @ inner @ shares), 0.0))
+            longest = math.sqrt(float(inner.diagonal().max()))
             lengths[str(j)] = [round(mean, 4), round(longest, 4)]
             if len(models) == self.clusters or not self.ripe(mean, longest):
                 continue

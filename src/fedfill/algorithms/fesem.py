@@ -9,7 +9,7 @@ from pydantic import Field
 from fedfill.algorithms._clustered import Assigned
 from fedfill.protocol.server import Server
 from fedfill.training.aggregation import Mean, combined
-from fedfill.training.similarity import distances, hierarchical, products
+from fedfill.training.similarity import distances, hierarchical, movement, products
 from fedfill.tree import Weights
 
 
@@ -49,13 +49,13 @@ class FeSEM(Assigned):
 
     def first_clusters(self, server: Server, trained: dict[int, Weights], start: Weights) -> dict[int, int]:
         """Clusters of models that were all trained from the same one, by Ward's criterion: that of k-means, step by step."""
-        inner = products([self.movement(server, own, start) for own in trained.values()])
+        inner = products([movement(server.model(start), own, start) for own in trained.values()])
         return dict(zip(trained, hierarchical(distances(inner), "ward", self.clusters).tolist(), strict=True))
 
     def nearest(self, server: Server, own: Weights, centres: list[Weights]) -> int:
         """The centre at the least Euclidean distance between parameters; of equal ones the first."""
         squares = [
-            sum(float(part.double().square().sum()) for part in self.movement(server, own, centre).values())
+            sum(float(part.double().square().sum()) for part in movement(server.model(centre), own, centre).values())
             for centre in centres
         ]
         return squares.index(min(squares))

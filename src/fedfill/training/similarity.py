@@ -6,9 +6,26 @@ from collections.abc import Sequence
 from typing import Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from fedfill.models.views import first_names, trainable
 from fedfill.tree import Weights
+
+
+def movement(model: nn.Module, trained: Weights, start: Weights) -> Weights:
+    """How far a training went: trained parameters less those that it began with, each once, and no buffers.
+
+    Args:
+        model: Whose tensors they are.
+        trained: By name, after it.
+        start: By name, before.
+
+    Returns:
+        Differences by name.
+    """
+    first = first_names(model)
+    learnt = [name for name in trainable(model, start) if first[name] == name]
+    return {name: trained[name] - start[name] for name in learnt}
 
 
 def products(updates: Sequence[Weights]) -> Tensor:
