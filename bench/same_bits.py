@@ -131,6 +131,8 @@ CASES: dict[str, dict[str, Any]] = {
     "ditto": {},
     "fedproto": {"partition": "classes:3"},
     "ifca": {"clusters": 3, "model": "cnn2bn"},
+    "clusteredsampling": {"participation": 0.5},
+    "mixstyle": {"model": "cnn2bn"},
     "cfl": {"warm_rounds": 1, "still": 9.0, "gamma": 0.0},
     "cfl, once": {"when": "once", "warm_rounds": 1, "participation": 0.5},
     "fesem": {"model": "cnn2bn", "participation": 0.75},

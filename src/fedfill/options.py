@@ -416,6 +416,12 @@ class Shared(TypedDict, total=False):
     """Mini-batches for each step of generator and transformation."""
     group: str | None
     """Column by whose values rows are told apart, or site: by client; none: one curve."""
+    mix_alpha: float
+    """Mixing shares come from Beta(mix_alpha, mix_alpha): a small one leaves most styles nearly as they are, ..."""
+    mix_probability: float
+    """In which share of the mini-batches styles are mixed; 0: in none."""
+    mix_stages: int
+    """Behind how many of the network's first stages; a stage ends with a pooling layer, or is a residual block."""
     mixup_alpha: float
     """Mixing shares come from Beta(alpha, alpha); 0: samples as they are."""
     own_share: float

@@ -119,12 +119,17 @@ def test_sizes_are_asked_for_once_and_again_where_they_were_lost():
     for t in range(3):
         server.begin(t)
         algorithm.round(server, t)
-    assert [(t, i) for t, name, i, _ in engine.sent if name == "size"] == [(0, i) for i in (3, 2, 1, 0)] + [(1, 3), (1, 2)]
+    assert [(t, i) for t, name, i, _ in engine.sent if name == "size"] == [(0, i) for i in (3, 2, 1, 0)] + [
+        (1, 3),
+        (1, 2),
+    ]
     assert server.state.sizes == dict.fromkeys(range(4), 5)
 
 
 def test_where_all_take_part_it_is_fedavg_to_the_bit():
-    plain, own = (run_rounds(a, rounds=3, model={"width": "wide"}) for a in (FedAvg(**QUICK), ClusteredSampling(**QUICK)))
+    plain, own = (
+        run_rounds(a, rounds=3, model={"width": "wide"}) for a in (FedAvg(**QUICK), ClusteredSampling(**QUICK))
+    )
     assert tree.sha256(own.state.weights) == tree.sha256(plain.state.weights)
 
 

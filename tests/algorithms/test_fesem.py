@@ -96,7 +96,11 @@ def test_who_has_no_centre_yet_begins_between_them():
         if len(seen) == 8:
             break
     assert len(seen) == 8
-    assert len({server.state.clusters[i] for i in (0, 2, 4, 6)}) == len({server.state.clusters[i] for i in (1, 3, 5, 7)}) == 1
+    assert (
+        len({server.state.clusters[i] for i in (0, 2, 4, 6)})
+        == len({server.state.clusters[i] for i in (1, 3, 5, 7)})
+        == 1
+    )
 
 
 def test_fewer_replies_than_centres_leave_one_model():

@@ -31,6 +31,8 @@ TABLE: dict[str, dict[str, str]] = {
     "kaplanmeier.Tests": {"sums": UNBOUNDED},
     "feddg.SharedSpectra": {"amplitudes": UNBOUNDED},
     "fedproto.OwnPrototypes": dict.fromkeys(("means", "classes", "counts"), UNBOUNDED),
+    "clusteredsampling.Size": {"samples": UNBOUNDED},
+    "clusteredsampling.DrawnUpdate": {**CONTRIBUTED, "draws": INDEPENDENT},
     "ifca.ClusterUpdate": {**CONTRIBUTED, "cluster": UNBOUNDED},
     "fedmix.MixedUpdate": {**CONTRIBUTED, "below": UNBOUNDED},
     "naivemix.SharedMeans": {"means": UNBOUNDED},

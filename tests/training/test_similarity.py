@@ -58,7 +58,9 @@ def test_single_linkage_has_the_least_largest_cosine_across_of_all_halves():
     worse = 0
     for seed in range(20):
         alike = cosines(products(drawn(6, seed)))
-        halves = [torch.tensor([i in half for i in range(6)]).long() for k in (1, 2, 3) for half in combinations(range(6), k)]
+        halves = [
+            torch.tensor([i in half for i in range(6)]).long() for k in (1, 2, 3) for half in combinations(range(6), k)
+        ]
         best = min(across(alike, groups) for groups in halves)
         assert across(alike, hierarchical(1 - alike, "single", 2)) == pytest.approx(best)
         worse += across(alike, hierarchical(1 - alike, "complete", 2)) > best + 1e-9

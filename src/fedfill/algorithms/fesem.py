@@ -41,7 +41,9 @@ class FeSEM(Assigned):
         else:
             found = dict.fromkeys(trained, 0)
             if self.clusters > 1:
-                server.warn(f"clusters: {self.clusters} centres need as many replies in a round, and {len(trained)} came.")
+                server.warn(
+                    f"clusters: {self.clusters} centres need as many replies in a round, and {len(trained)} came."
+                )
         state.models = self.averaged(models, replies, found)
         if len(models) > 1:
             state.clusters = {**state.clusters, **found}

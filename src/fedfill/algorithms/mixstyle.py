@@ -89,7 +89,7 @@ def stages(model: nn.Module, n: int) -> list[nn.Module]:
     Raises:
         FedfillError: Where there is none.
     """
-    found = [layer for layer in model.modules() if isinstance(layer, STAGES)]
+    found: list[nn.Module] = [layer for layer in model.modules() if isinstance(layer, STAGES)]
     if not found:
         raise FedfillError(
             f"model: mixstyle mixes what stages of convolutions pass on, and {type(model).__name__} has none that end with a pooling "

@@ -52,6 +52,8 @@ NOT_TRIED: Mapping[str, str] = {
     "fedlc, fedrs": "for clients that lack classes, as head=ccvr is, which a study does try",
     "fedproto": "for clients with models of their own and next to no bytes; it shares less than fed3r does, and in more rounds",
     "ifca": "for clients of a few kinds that call the same things otherwise; how many, you have to know",
+    "clusteredsampling": "it pays where few of many clients take part; a study lets all of them",
+    "mixstyle": "for a model that shall serve looks that no client has, as feddg is",
     "cfl, fesem": "for clients of a few kinds, as ifca is; cfl finds out how many, in many rounds",
     "fedrod": "for clients that lack classes and need a common model and their own; compare it with fedlc and pfedavg",
     "ditto, pfedme, perfedavg": "near to pfedavg, which a study does try; they have a strength or a rate to be tuned",
