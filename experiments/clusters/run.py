@@ -40,16 +40,12 @@ def world(name: str, kinds: int) -> dict[str, tuple[np.ndarray, np.ndarray]]:
 
 def rows(name: str, kinds: int) -> list[str]:
     """What is compared; of settings behind ``|`` the clients' validation splits choose one."""
-    return [
-        "fedavg",
-        *(("local", "pfedavg") if name == "labels" else ()),
-        f"ifca:clusters={kinds},spread={'1|10' if name == 'labels' else '10'}",
-        f"fesem:clusters={kinds}",
-        "cfl:warm_rounds=5",
-        *(("cfl:warm_rounds=5,still=0.25,gamma=0",) if name == "labels" else ()),
-        "cfl:when=once,warm_rounds=5",
-        f"cfl:when=once,warm_rounds=5,clusters={kinds}",
-    ]
+    found = ["fedavg", f"ifca:clusters={kinds},spread=10", f"fesem:clusters={kinds}", "cfl:warm_rounds=5"]
+    if name == "labels":
+        found[1:2] = ["local", "pfedavg", "ifca:clusters=2,spread=1|10"]
+        found += ["cfl:warm_rounds=5,still=0.25,gamma=0", "cfl:when=once,warm_rounds=5"]
+        found += ["cfl:when=once,warm_rounds=5,clusters=2"]
+    return found
 
 
 def table(found: fedfill.Comparison) -> str:

@@ -330,7 +330,6 @@ class Tied(torch.nn.Module):
         "perfedavg",
         "ifca",
         "clusteredsampling",
-        "mixstyle",
         "cfl",
         "fesem",
     ],
