@@ -41,11 +41,11 @@ def world(name: str, kinds: int) -> dict[str, tuple[np.ndarray, np.ndarray]]:
 def rows(name: str, kinds: int) -> list[str]:
     """What is compared; of settings behind ``|`` the clients' validation splits choose one."""
     found = ["fedavg", f"ifca:clusters={kinds},spread=10", f"fesem:clusters={kinds}", "cfl:warm_rounds=5"]
-    if name == "labels":
-        found[1:2] = ["local", "pfedavg", "ifca:clusters=2,spread=1|10"]
-        found += ["cfl:warm_rounds=5,still=0.25,gamma=0", "cfl:when=once,warm_rounds=5"]
-        found += ["cfl:when=once,warm_rounds=5,clusters=2"]
-    return found
+    found += ["cfl:when=once,warm_rounds=5"]
+    if name == "rotated":
+        return [*found, "cfl:warm_rounds=5,gamma=0"]
+    found[1:2] = ["local", "pfedavg", "ifca:clusters=2,spread=1|10"]
+    return [*found, "cfl:warm_rounds=5,still=0.25,gamma=0", "cfl:when=once,warm_rounds=5,clusters=2"]
 
 
 def table(found: fedfill.Comparison) -> str:
