@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -73,6 +74,18 @@ def small_federation(
     members = tuple(c.with_labels(labelled, numpy_stream(0, "labelled", i)) for i, c in enumerate(members))
     test = bars(80, list(range(CLASSES)), seed=1000)
     return Federation("bars", members, test, tuple("abcd"), (), "bars")
+
+
+def two_kinds() -> Federation:
+    """Clients 0 and 1 call the bars by their numbers, 2 and 3 by the next number but one."""
+    whole = small_federation(per_client=CLASSES)
+    members = []
+    for i, client in enumerate(whole.clients):
+        train, test = bars(40, list(range(CLASSES)), i), bars(20, list(range(CLASSES)), 100 + i)
+        if i > 1:
+            train, test = (Samples(part.inputs, (part.labels + 2) % CLASSES) for part in (train, test))
+        members.append(replace(client, train=train, test=test))
+    return replace(whole, clients=tuple(members))
 
 
 class Run:

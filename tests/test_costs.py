@@ -66,12 +66,14 @@ EACH: dict[str, tuple[int, int]] = {
     **dict.fromkeys(("fednova", "qffl"), (4 * P, 4 * P + 16)),
     **dict.fromkeys(("fedavgm", "fedadam", "fedyogi", "fedadagrad"), (4 * P, 4 * P + 8)),
     **dict.fromkeys(("scaffold", "feddc"), (8 * P, 8 * P + 8)),
-    **dict.fromkeys(("fedlc", "fedrs", "fedntd", "feddecorr", "fedsam"), (4 * P, 4 * P + 8)),
+    **dict.fromkeys(("fedlc", "fedrs", "fedntd", "feddecorr", "fedsam", "mixstyle"), (4 * P, 4 * P + 8)),
     "mofedsam": (8 * P, 4 * P + 16),
     "fedcurv": (12 * P, 12 * P + 8),
     "moon": (4 * PM, 4 * PM + 8),
     "fedvae": (4 * (PV + D), 4 * (PV + D) + 8),
-    **dict.fromkeys(("pfedavg", "partialfed", "ditto", "pfedme", "perfedavg", "fedrod"), (4 * P, 4 * P + 8)),
+    **dict.fromkeys(
+        ("pfedavg", "partialfed", "ditto", "pfedme", "perfedavg", "fedrod", "cfl", "fesem"), (4 * P, 4 * P + 8)
+    ),
     "fedbn": (SHARED, SHARED + 8),
     **dict.fromkeys(("fedper", "fedrep", "fedbabu"), (4 * (P - PH), 4 * (P - PH) + 8)),
     "local": (0, 0),
@@ -87,6 +89,11 @@ def expected(name: str, result: fedfill.Result) -> dict[str, dict[str, int]]:
         rows = json.loads((result.directory / "partition.json").read_text())["clients"]
         held = sum(n > 0 for row in rows for n in row)
         return {"train": {"down": K * T * (4 * CLASSES * L + CLASSES), "up": T * held * (4 * L + 16)}}
+    if name == "clusteredsampling":  # sizes, once
+        return {
+            "size": {"down": 0, "up": K * 8},
+            "train_drawn": {"down": K * T * (4 * P + 8), "up": K * T * (4 * P + 16)},
+        }
     if name == "ifca":  # two models down
         return {"choose_and_train": {"down": K * T * 2 * 4 * P, "up": K * T * (4 * P + 16)}}
     if name == "pfnm":

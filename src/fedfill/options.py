@@ -102,14 +102,6 @@ class Shared(TypedDict, total=False):
     """Draws for each class (M); inf: none, and the least upper bound of the loss on endless draws in their ..."""
     prior: Literal["uniform", "train"]
     """Whether classes count alike (uniform) or as in the clients' records together (train)."""
-    strata: Literal["none", "site"]
-    """Whether each site has a baseline hazard of its own, and sends no sums over risk sets (site)."""
-    fewest: int
-    """Rows at risk that a site must have at each time of the grid at which it has any, or nothing is sent."""
-    most_steps: int
-    """Coefficients that are tried at the most."""
-    band_level: float
-    """Confidence of limits and bands."""
     head: str | Algorithm | None
     """What fits the last layer anew from sums over all clients, with its settings, such as fed3r or ccvr; ..."""
     head_every: int | None
@@ -122,6 +114,30 @@ class Shared(TypedDict, total=False):
     """Aggregation of another algorithm with its settings, such as qffl:q=1; none: this one's own."""
     weighting: Literal["samples", "uniform"]
     """Weights of the average: each client's number of samples, or all equal."""
+    when: Literal["still", "once"]
+    """How clients are divided: a cluster in two, whenever its model stands still and its clients pull at it ..."""
+    warm_rounds: int
+    """Rounds of plain FedAvg before any division."""
+    still: float
+    """Below which share of the longest update the mean update's length says that the model stands still."""
+    eps1: float | None
+    """The paper's own: the length below which a mean update says so, in the place of `still`; none: `still`."""
+    eps2: float | None
+    """The paper's own: the length above which the longest update says that clients pull at the model; none: any."""
+    gamma: float
+    """How far apart two halves must be: sqrt((1 - largest cosine across) / 2) above it."""
+    linkage: Literal["complete", "single", "average"]
+    """How alike two groups are: as their members that are least alike (complete, as in the authors' program), ..."""
+    clusters: int | None
+    """How many clusters there may be, or with once how many there are; none: any number, or with once where ..."""
+    strata: Literal["none", "site"]
+    """Whether each site has a baseline hazard of its own, and sends no sums over risk sets (site)."""
+    fewest: int
+    """Rows at risk that a site must have at each time of the grid at which it has any, or nothing is sent."""
+    most_steps: int
+    """Coefficients that are tried at the most."""
+    band_level: float
+    """Confidence of limits and bands."""
     ditto_lambda: float
     """How close a client's model is held to the global one (lambda); 0: each client alone."""
     clip: float | None
@@ -420,12 +436,14 @@ class Shared(TypedDict, total=False):
     """Whether the generator's batch norm is averaged, or stays with the clients."""
     generator_every: int
     """Mini-batches for each step of generator and transformation."""
-    clusters: int
-    """How many models there are (k)."""
     group: str | None
     """Column by whose values rows are told apart, or site: by client; none: one curve."""
-    warm_rounds: int
-    """Rounds of FedAvg of the whole model before it is divided; the paper's experiments go on from a model of ..."""
+    mix_alpha: float
+    """Mixing shares come from Beta(mix_alpha, mix_alpha): a small one leaves most styles nearly as they are, ..."""
+    mix_probability: float
+    """In which share of the mini-batches styles are mixed; 0: in none."""
+    mix_stages: int
+    """Behind how many of the network's first stages; a stage ends with a pooling layer, or is a residual block."""
     mixup_alpha: float
     """Mixing shares come from Beta(alpha, alpha); 0: samples as they are."""
     own_share: float

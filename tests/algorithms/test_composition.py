@@ -331,6 +331,9 @@ class Tied(torch.nn.Module):
         "pfedme",
         "perfedavg",
         "ifca",
+        "clusteredsampling",
+        "cfl",
+        "fesem",
     ],
 )
 def test_shared_layers_stay_shared(name: str, tmp_path: Path):
@@ -376,7 +379,7 @@ STOPPED = {
     "fednova": {}, "dpfedavg": {}, "fedvae": {}, "local": {}, "central": {},
     **{name: {"labelled_per_client": 16, "tau": 0.15, "local_steps": 3} for name in ("fixmatch", "mixup", "semifl")},
     "softmax": {"features": "conv(10) > project(16)", "target_epsilon": 5.0},
-    "fedbn": {"model": "cnn2bn"}, "lgfedavg": {"warm_rounds": 1}, "fedper": {}, "fedrep": {"head_epochs": 1}, "fedbabu": {}, "ditto": {}, "fedproto": {}, "ifca": {}, "fedrod": {}, "pfedme": {"personal_steps": 2}, "perfedavg": {}, "pfedavg": {"personal_epochs": 2}, "partialfed": {"model": "cnn2bn"},
+    "fedbn": {"model": "cnn2bn"}, "lgfedavg": {"warm_rounds": 1}, "fedper": {}, "fedrep": {"head_epochs": 1}, "fedbabu": {}, "ditto": {}, "fedproto": {}, "ifca": {}, "clusteredsampling": {}, "mixstyle": {}, "cfl": {"warm_rounds": 0, "still": 9.0, "gamma": 0.0}, "fesem": {}, "fedrod": {}, "pfedme": {"personal_steps": 2}, "perfedavg": {}, "pfedavg": {"personal_epochs": 2}, "partialfed": {"model": "cnn2bn"},
     "fraug": {"model": "cnn2bn", "local_steps": 3, "generator_norm": "local"},
     "fedavgm": {}, "fedyogi": {}, "feddc": {}, "pfnm": {"own_start": True}, "fedma": {}, "fedsam": {}, "mofedsam": {}, "fedcurv": {}, "feddg": {}, "fedgen": {},
     "fedda-cvae": {"knowledge_round": 1},

@@ -25,12 +25,14 @@ from fedfill.runs.directory import RunDirectory
 TINY: dict[str, Any] = {"data": "digits", "clients": 3, "data_fraction": 0.12, "rounds": 2, "seed": 4}
 OURS = {n: k for n, k in known_algorithms().items() if k.__module__.startswith("fedfill.")}
 REFUSING = (
+    "cfl",
     "dpfedavg",
     "ditto",
     "fedbabu",
     "fedper",
     "fedrep",
     "fedrod",
+    "fesem",
     "ifca",
     "partialfed",
     "perfedavg",

@@ -1,31 +1,15 @@
 """IFCA: several models, of which each client chooses one by its loss; and averages by cluster."""
 
-from dataclasses import replace
-
 import pytest
 import torch
-from tests.helpers import CLASSES, bars, refused, run_rounds, small_federation
+from tests.helpers import refused, run_rounds, two_kinds
 
 from fedfill import tree
 from fedfill.algorithms.fedavg import FedAvg
 from fedfill.algorithms.ifca import IFCA
-from fedfill.data.federation import Federation
-from fedfill.data.samples import Samples
 from fedfill.training.evaluation import mean_loss
 
 QUICK = {"local_epochs": 1, "batch_size": 8, "learning_rate": 0.01}
-
-
-def two_kinds() -> Federation:
-    """Clients 0 and 1 call the bars by their numbers, 2 and 3 by the next number but one."""
-    whole = small_federation(per_client=CLASSES)
-    members = []
-    for i, client in enumerate(whole.clients):
-        train, test = bars(40, list(range(CLASSES)), i), bars(20, list(range(CLASSES)), 100 + i)
-        if i > 1:
-            train, test = (Samples(part.inputs, (part.labels + 2) % CLASSES) for part in (train, test))
-        members.append(replace(client, train=train, test=test))
-    return replace(whole, clients=tuple(members))
 
 
 @pytest.mark.parametrize("weighting", ["samples", "uniform"])

@@ -32,6 +32,8 @@ TABLE: dict[str, dict[str, str]] = {
     "feddg.SharedSpectra": {"amplitudes": UNBOUNDED},
     "fedproto.OwnPrototypes": dict.fromkeys(("means", "classes", "counts"), UNBOUNDED),
     "pfnm.OwnUnits": {"weights": UNBOUNDED, "counts": UNBOUNDED},
+    "clusteredsampling.Size": {"samples": UNBOUNDED},
+    "clusteredsampling.DrawnUpdate": {**CONTRIBUTED, "draws": INDEPENDENT},
     "ifca.ClusterUpdate": {**CONTRIBUTED, "cluster": UNBOUNDED},
     "fedmix.MixedUpdate": {**CONTRIBUTED, "below": UNBOUNDED},
     "naivemix.SharedMeans": {"means": UNBOUNDED},

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from fedfill import tree
 from fedfill.algorithms import Algorithm
+from fedfill.algorithms.cfl import CFL
 from fedfill.algorithms.fedavg import FedAvg
 from fedfill.algorithms.fedbn import FedBN
 from fedfill.algorithms.fedproto import FedProto
@@ -118,6 +119,7 @@ PERSONAL: dict[str, Algorithm] = {
     "local": Local(local_steps=2, batch_size=8, learning_rate=0.01),
     "fedbn": FedBN(local_steps=2, batch_size=8, learning_rate=0.1),
     "fedproto": FedProto(local_steps=2, batch_size=8, learning_rate=0.1),
+    "cfl": CFL(local_steps=2, batch_size=8, learning_rate=0.1, warm_rounds=0, still=9.0, gamma=0.0),
     "ifca": IFCA(local_steps=2, batch_size=8, learning_rate=0.1),
     "lgfedavg": LGFedAvg(local_steps=2, batch_size=8, learning_rate=0.1, warm_rounds=1),
     "fedrep": FedRep(local_steps=2, batch_size=8, learning_rate=0.1, head_epochs=1),

@@ -11,15 +11,14 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from fedfill.algorithms import Broadcast, Composable, Update
-from fedfill.algorithms.fedavg import FedAvg
+from fedfill.algorithms import Broadcast, Update
+from fedfill.algorithms._clustered import Clustered
 from fedfill.errors import FedfillError
 from fedfill.models.views import first_names, trainable
 from fedfill.privacy.releases import unbounded
 from fedfill.protocol.client import Client, client_handler
 from fedfill.protocol.messages import Message
 from fedfill.protocol.server import Server
-from fedfill.training.aggregation import Mean, combined
 from fedfill.training.evaluation import mean_loss
 from fedfill.tree import Tree, Weights
 
@@ -40,14 +39,13 @@ class ClusterUpdate(Update):
     cluster: int
 
 
-class IFCA(FedAvg):
+class IFCA(Clustered):
     """FedAvg of several models, of which each client trains the one that fits its data best (algorithm 1, model averaging).
 
     Use it when clients fall into a few kinds, whose data call for different models, and you know about how many.
     """
 
     name = "ifca"
-    personal = True
 
     clusters: int = Field(default=2, ge=1)
     """How many models there are (k)."""
@@ -57,16 +55,7 @@ class IFCA(FedAvg):
     """Weights of the averages: all equal, or each client's number of samples."""
 
     def resolved(self, *, rounds: int, model: nn.Module, inputs: Tensor) -> Self:
-        """Refuse what is of one global model."""
-        if self.aggregation is not None:
-            raise FedfillError(
-                f"aggregation: found {self.aggregation.name} with {self.name}, which averages each cluster by itself; allowed: none"
-            )
-        if self.local is not None and type(self.local).down is not Composable.down:
-            raise FedfillError(
-                f"local: found {self.local.name} with {self.name}, whose server has no single model to send it something beside; "
-                "allowed: fedprox, moon, none"
-            )
+        """Refuse what is of one global model, and models that start equal."""
         if self.clusters > 1 and not self.spread:
             raise FedfillError(
                 f"spread: found 0 with clusters={self.clusters}, whose models would start equal, so that all clients chose the first "
@@ -74,17 +63,9 @@ class IFCA(FedAvg):
             )
         return super().resolved(rounds=rounds, model=model, inputs=inputs)
 
-    def server_state(self, initial: Weights) -> dict[str, Tree]:
-        """The models of all clusters; None before the first round."""
-        return {**super().server_state(initial), "models": None}
-
     def client_state(self) -> dict[str, Tree]:
         """The client's cluster; None before its first training."""
         return {**super().client_state(), "cluster": None}
-
-    def global_weights(self, server: Server) -> Weights:
-        """All models, as ``<cluster>.<name>``."""
-        return {f"{j}.{name}": tensor for j, model in enumerate(self.models(server)) for name, tensor in model.items()}
 
     def personal_weights(self, state: Mapping[str, Tree], weights: Weights) -> Weights:
         """The model of the client's cluster, and of the first where it has none yet."""
@@ -119,17 +100,13 @@ class IFCA(FedAvg):
         replies, _ = server.average(
             self.cohort(server, t), self.choose_and_train, Models(models), of={"weights": models[0]}, by=self.by, whole=True
         )  # fmt: skip
-        members: list[list[Mean]] = [[] for _ in models]
+        good = {}
         for i, reply in replies.items():
             if 0 <= reply.cluster < len(models):
-                n = float(reply.samples if self.by else 1)
-                members[reply.cluster].append(Mean(reply.weights, n, n))
+                good[i] = reply
             else:
                 server.lose(i, "choose_and_train", "a cluster that there is not")
-        means = [combined(own) for own in members]
-        server.state.models = [
-            model if mean is None else mean.tensors for model, mean in zip(models, means, strict=True)
-        ]
+        server.state.models = self.averaged(models, good, {i: reply.cluster for i, reply in good.items()})
         server.note(clusters={str(i): reply.cluster for i, reply in replies.items()})
 
     @client_handler

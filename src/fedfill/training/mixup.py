@@ -25,6 +25,22 @@ def draw_lambda(alpha: float, generator: torch.Generator) -> float:
     return float(np.random.default_rng(seed).beta(alpha, alpha))
 
 
+def draw_lambdas(alpha: float, n: int, generator: torch.Generator) -> Tensor:
+    """Shares from Beta(alpha, alpha), as `draw_lambda` draws one.
+
+    Args:
+        alpha: Above 0.
+        n: How many.
+        generator: Stream of the draws, on any device; one integer is taken from it.
+
+    Returns:
+        ``[n]`` float32 in 0..1, on the stream's device.
+    """
+    seed = int(torch.randint(2**63 - 1, (), generator=generator, device=generator.device))
+    shares = np.random.default_rng(seed).beta(alpha, alpha, n)
+    return torch.from_numpy(shares).to(generator.device, torch.float32)
+
+
 def mixup_loss(
     model: nn.Module, first: Tensor, first_labels: Tensor, second: Tensor, second_labels: Tensor, lam: float
 ) -> Tensor:
