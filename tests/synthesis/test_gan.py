@@ -13,8 +13,8 @@ from fedfill.privacy.accountant import sampled_epsilon
 from fedfill.privacy.keyed import seeded
 from fedfill.privacy.ledger import Ledger
 from fedfill.synthesis import gan, gan_networks
-from fedfill.synthesis.gan import NoisyGANOptions
 from fedfill.synthesis.gan_networks import Critic, GANSettings, Generator
+from fedfill.synthesis.gan_options import NoisyGANOptions
 from fedfill.tree import from_bytes, to_bytes
 
 SMALL = GANSettings(latent=5, width=4, batch_size=8, critic_steps=2, learning_rate=1e-3)

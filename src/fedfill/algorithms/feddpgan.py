@@ -13,7 +13,7 @@ from fedfill.algorithms.fedgan import Common, FedGAN, Own
 from fedfill.privacy.releases import public
 from fedfill.protocol.client import Client, client_handler
 from fedfill.synthesis import gan
-from fedfill.synthesis.gan import NoisyGANOptions
+from fedfill.synthesis.gan_options import NoisyGANOptions
 
 
 class FedDPGAN(NoisyGANOptions, FedGAN):

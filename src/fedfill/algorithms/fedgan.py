@@ -24,8 +24,9 @@ from fedfill.protocol.messages import Message
 from fedfill.protocol.relay import Delivered
 from fedfill.protocol.server import Server
 from fedfill.synthesis import gan
-from fedfill.synthesis.gan import GAN, GANOptions
+from fedfill.synthesis.gan import GAN
 from fedfill.synthesis.gan_networks import require_images
+from fedfill.synthesis.gan_options import GANOptions
 from fedfill.tree import Tree, Weights
 
 

@@ -22,8 +22,8 @@ from fedfill.protocol.messages import Message, shapes_of
 from fedfill.protocol.relay import Delivered, collect
 from fedfill.protocol.server import Server
 from fedfill.synthesis import gan
-from fedfill.synthesis.gan import NoisyGANOptions
 from fedfill.synthesis.gan_networks import GANSettings, require_images
+from fedfill.synthesis.gan_options import NoisyGANOptions
 from fedfill.training.fit import Context, Loss
 from fedfill.training.mixup import draw_lambda, mixup_loss
 from fedfill.training.pseudo_labels import compact, confident, labelling_notes, pseudo_labels
