@@ -110,6 +110,33 @@ def test_what_the_records_say_nothing_of_stays_zero_and_the_rest_is_as_without_i
     assert wide.log_likelihood == pytest.approx(alone.log_likelihood)
 
 
+@pytest.mark.parametrize("constant", [0.0, 1.0, 0.3, -0.9, 0.44, 0.123456789, 0.82, 500.7])
+def test_a_constant_column_changes_nothing(constant: float) -> None:
+    """Of its variance rounding leaves something, which is no information."""
+    times, events, x = drawn(300, 2, seed=3)
+    grid = np.unique(times[events])
+    found, own = torch.from_numpy(cells(times, events, grid)), torch.from_numpy(x)
+    alone = fitted(own, found, len(grid))
+    wide = fitted(torch.cat([own, torch.full((300, 1), constant)], 1), found, len(grid))
+    assert wide.known.tolist() == [True, True, False]
+    assert wide.mixed_with(2) == []
+    assert wide.converged
+    assert wide.beta[:2].numpy() == pytest.approx(alone.beta.numpy(), abs=1e-8)
+    assert wide.se[:2].numpy() == pytest.approx(alone.se.numpy(), abs=1e-8)
+
+
+def test_a_column_that_tells_the_event_leaves_the_others_right() -> None:
+    times, events, x = drawn(300, 2, seed=3)
+    grid = np.unique(times[events])
+    found, own = torch.from_numpy(cells(times, events, grid)), torch.from_numpy(x)
+    told = torch.from_numpy(events.astype(np.float64))[:, None] * 4
+    few, many = (fitted(torch.cat([own, told], 1), found, len(grid), most=most) for most in (12, 100))
+    assert (few.converged, many.converged) == (False, False)
+    assert many.beta[:2].numpy() == pytest.approx(few.beta[:2].numpy(), abs=1e-3)
+    assert float(many.se[2]) > 100 * float(many.se[:2].max())
+    assert many.known.tolist() == [True, True, True]
+
+
 def test_a_column_that_tells_the_event_has_no_end() -> None:
     """Its coefficient grows with every step, so that the steps end where they must and say so."""
     events = np.array([True] * 5 + [False] * 5)

@@ -38,7 +38,8 @@ class Origin:
     Attributes:
         class_names: In the order of their indices.
         algorithm: That made them.
-        data: Name of the data set that the run trained on, whose test set they are judged by.
+        data: Name of the data set that the run trained on, whose test set they are judged by; of one that was named by its path the
+            last part of that.
         image_size: To which that data set's images were brought; None: none.
         seed: Of the run.
         digest: Of the run's experiment.

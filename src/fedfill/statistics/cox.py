@@ -32,6 +32,8 @@ CLOSE = 1e-12
 """Newton's decrement at which the steps end."""
 STILL = 1e-3
 """How far the last step goes at the most, as a share of the coefficients; where they grow for ever no step gets shorter."""
+FLAT = 1e-10
+"""Variance of a column among those at risk, as a share of its mean square, below which it is rounding: the column is constant."""
 BLIND = 1e-6
 """Share of a coefficient in directions of which the records say nothing, from which it is not known."""
 
@@ -131,7 +133,9 @@ def score(sums: RiskSums, events: Tensor, event_sum: Tensor, beta: Tensor) -> Sc
     second = unpack((d[:, None] * sums.s2[there] / s0[:, None]).sum(0))
     gradient = event_sum.double() - d @ mean
     likelihood = event_sum.double() @ beta.double() - d @ s0.log()
-    return Score(float(likelihood), gradient, second - mean.T @ (d[:, None] * mean))
+    information = second - mean.T @ (d[:, None] * mean)
+    varies = information.diagonal() > FLAT * second.diagonal()
+    return Score(float(likelihood), gradient * varies, information * varies[:, None] * varies[None, :])
 
 
 def score_of(x: Tensor, cells: Tensor, size: int, beta: Tensor) -> Score:
@@ -190,9 +194,10 @@ def newton(ask: Callable[[Tensor], Score], p: int, most: int) -> CoxFit:
     Returns:
         The last one that raised the likelihood.
     """
-    beta, asked, converged = torch.zeros(p, dtype=torch.float64), 1, False
+    beta, asked, converged, lost = torch.zeros(p, dtype=torch.float64), 1, False, False
     now = first = ask(beta)
     inverse, blind = inverted(now.information)
+    covariance = inverse
 
     def fell(tried: Score) -> bool:  # by more than rounding, which alone may lower it at the end
         return tried.log_likelihood < now.log_likelihood - 1e-10 * abs(now.log_likelihood)
@@ -201,7 +206,8 @@ def newton(ask: Callable[[Tensor], Score], p: int, most: int) -> CoxFit:
         step = inverse @ now.gradient
         # where a coefficient grows for ever, the likelihood gains nothing in the end, and its steps get no shorter
         still = float(step.abs().max()) <= STILL * (1 + float(beta.abs().max()))
-        if converged := still and float(step @ now.gradient) < CLOSE:
+        if still and float(step @ now.gradient) < CLOSE:
+            converged = not lost
             break
         tried, asked = ask(beta + step), asked + 1
         while asked < most and fell(tried):
@@ -209,15 +215,24 @@ def newton(ask: Callable[[Tensor], Score], p: int, most: int) -> CoxFit:
             tried, asked = ask(beta + step), asked + 1
         if fell(tried):
             break
-        after, unseen = inverted(tried.information)
-        if float(unseen.trace()) > float(blind.trace()) + 0.5:
-            break  # so far that nothing is seen any more of a direction that was
-        beta, now, inverse, blind = beta + step, tried, after, unseen
-    return CoxFit(beta, inverse, blind, now.log_likelihood, first.log_likelihood, asked, converged)
+        beta, now = beta + step, tried
+        inverse, unseen = inverted(now.information)
+        # a coefficient may have grown until nothing is seen of it any more; the others go on, and it keeps the error that it had
+        lost = lost or float(unseen.trace()) > float(blind.trace()) + 0.5
+        covariance = covariance if lost else inverse
+    return CoxFit(beta, covariance, blind, now.log_likelihood, first.log_likelihood, asked, converged)
 
 
 def inverted(information: Tensor) -> tuple[Tensor, Tensor]:
-    """The inverse of an information matrix, zero in directions of which the records say nothing; and the projection onto these."""
+    """The inverse of an information matrix, zero in directions of which the records say nothing; and the projection onto these.
+
+    Raises:
+        FedfillError: Where it is not finite.
+    """
+    if not bool(torch.isfinite(information).all()):
+        raise FedfillError(
+            "cox: found sums beyond what numbers hold; allowed: columns whose values lie nearer to each other"
+        )
     scale = information.diagonal().clamp(min=0).sqrt()
     unit = torch.where(scale > 0, 1 / torch.where(scale > 0, scale, 1.0), 0.0)
     values, vectors = torch.linalg.eigh(information * unit[:, None] * unit[None, :])

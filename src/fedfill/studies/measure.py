@@ -205,8 +205,7 @@ def _table_file(path: Path, data_dir: str | Path | None) -> _Subject:
         )
 
     def load(name: str, size: int | None) -> Source:
-        # a table that was named by its path may lie elsewhere now
-        return sources.load(name if data_dir is None else Path(name).name, data_dir, size, schema)
+        return sources.load(name, data_dir, size, schema)
 
     source = synthetic.real_of(held, path, load, "measure")
     real, domains = Real.of(source), source.domains

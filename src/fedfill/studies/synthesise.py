@@ -13,6 +13,7 @@ import torch
 from fedfill import __version__
 from fedfill.data import sources, synthetic
 from fedfill.data.dataset import Source
+from fedfill.data.names import is_place
 from fedfill.data.samples import Samples
 from fedfill.data.schema import Schema
 from fedfill.data.synthetic import Origin, Synthetic
@@ -128,7 +129,7 @@ def _origin(run: Prepared, result: Result, per_class: int) -> Origin:
     return Origin(
         class_names=run.federation.class_names,
         algorithm=experiment.algorithm,
-        data=name,
+        data=Path(name).name if is_place(name) else name,  # others need not know where it lay
         image_size=image_size,
         seed=experiment.seed,
         digest=run.digest,
