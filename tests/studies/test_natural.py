@@ -69,6 +69,17 @@ def test_a_whole_benchmark(tmp_path: Path) -> None:
     assert (out / "natural.md").read_text() == page
 
 
+def test_some_methods_give_the_same_runs(tmp_path: Path) -> None:
+    whole, some = (
+        natural(["penguins"], seeds=[0], out=tmp_path / name, methods=methods, quiet=True)
+        for name, methods in (("all", None), ("some", ["fed3r", "fedavg"]))
+    )
+    assert [*some.rows["penguins"]] == [("linear", "fedavg"), ("mlp", "fedavg"), ("mlp", "fed3r")]
+    for key, row in some.rows["penguins"].items():
+        assert row.values("weights_sha256") == whole.rows["penguins"][key].values("weights_sha256")
+    assert goals(some) == []
+
+
 def test_many_sites_go_without_fraug() -> None:
     assert count_runs(["social_insure"], [0]) == count_runs(["penguins"], [0]) - 1
 
@@ -145,6 +156,8 @@ def test_bad_input(tmp_path: Path) -> None:
         ({"sets": []}, "sets"),
         ({"sets": ["penguins", "penguins"]}, "sets"),
         ({"sets": ["hsb82"]}, "tables"),
+        ({"sets": ["penguins"], "methods": ["moon"]}, "methods"),
+        ({"sets": ["penguins"], "methods": []}, "methods"),
         ({"sets": ["penguins"], "seeds": []}, "seeds"),
         ({"sets": ["penguins"], "seeds": [1, 1]}, "seeds"),
         ({"sets": ["penguins"], "seeds": [-1]}, "seed"),

@@ -25,6 +25,9 @@ def bench(
     sets: Annotated[
         str | None, typer.Option(help="Tables, separated by commas. [default: all that are part of fedfill]")
     ] = None,
+    methods: Annotated[
+        str | None, typer.Option(help="Methods of the benchmark, separated by commas. [default: all]")
+    ] = None,
     seeds: Annotated[
         str, typer.Option(help="Seeds, separated by commas. [default: 0,1,2]", show_default=False)
     ] = "0,1,2",
@@ -45,11 +48,11 @@ def bench(
     from fedfill.studies import benchmark_files as files
     from fedfill.studies import natural
 
-    names = None if sets is None else [part.strip() for part in sets.split(",")]
+    names, some = (None if text is None else [part.strip() for part in text.split(",")] for text in (sets, methods))
     numbers = numbers_of(seeds)
-    with progress(natural.count_runs(names, numbers, tables)) as follow:
+    with progress(natural.count_runs(names, numbers, tables, some)) as follow:
         found = natural.natural(
-            names, seeds=numbers, out=out, tables=tables, on_run=lambda label, seed: follow(f"{label}, seed {seed}"), quiet=True,
+            names, seeds=numbers, out=out, tables=tables, methods=some, on_run=lambda label, seed: follow(f"{label}, seed {seed}"), quiet=True,
             **options,
         )  # fmt: skip
     _print(files.HEADER, files.table_of(found), 3)

@@ -48,7 +48,7 @@ def goal_lines(found: Benchmark) -> list[tuple[str, ...]]:
     return [
         (
             goal.table, AREAS[goal.figure], _area(goal.central[1], goal.figure), _area(goal.local[1], goal.figure),
-            f"{goal.best[1].label.partition(':learning_rate')[0]}, {goal.best[0]}", _area(goal.best[1], goal.figure),
+            f"{goal.best[1].label}, {goal.best[0]}", _area(goal.best[1], goal.figure),
             shown(goal.to_central), shown(goal.to_local), goal.sentence,
         )
         for goal in goals(found)

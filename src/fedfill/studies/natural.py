@@ -51,6 +51,7 @@ def natural(
     seeds: Sequence[int] = (0, 1, 2),
     out: str | Path = "runs/natural",
     tables: str | Path | None = None,
+    methods: Sequence[str] | None = None,
     on_run: OnRun | None = None,
     quiet: bool = False,
     **options: Any,
@@ -62,6 +63,7 @@ def natural(
         seeds: One split and one run of each method for each.
         out: Folder of the comparisons, with ``natural.md``, ``natural.csv`` and ``sites.csv``.
         tables: Folder with tables that are not bundled, as ``NAME.csv`` or ``NAME.parquet``.
+        methods: Those to run, of `MODELS`; None: all.
         on_run: Called before each run with its label and seed; returns what to call after each of its rounds.
         quiet: As in `fedfill.compare`.
         **options: ``workers`` and ``device``, as for `fedfill.run`.
@@ -79,6 +81,7 @@ def natural(
     if not numbers or len(set(numbers)) < len(numbers):
         raise FedfillError(f"seeds: found {list(seeds)}; allowed: whole numbers, at least one, each once")
     chosen = _chosen(sets)
+    _check_methods(methods)
     _check_folder(folder)
     # everything is read before anything runs
     read_tables = {table.name: read(table, place) for table in chosen}
@@ -90,18 +93,26 @@ def natural(
     rows: dict[str, dict[tuple[str, str], Row]] = {}
     for table in chosen:
         rows[table.name] = dict(
-            _run_table(table, _methods(table, read_tables[table.name]), numbers, parts, folder, on_run, quiet, options)
+            _run_table(
+                table, _methods(table, read_tables[table.name], methods), numbers, parts, folder, on_run, quiet, options
+            )
         )
         found = Benchmark(rows, tuple(numbers), folder)
         write_files(found)  # after each, so that a benchmark that is stopped has its first figures
     return found
 
 
-def count_runs(sets: Sequence[str] | None, seeds: Sequence[int], tables: str | Path | None = None) -> int:
+def count_runs(
+    sets: Sequence[str] | None,
+    seeds: Sequence[int],
+    tables: str | Path | None = None,
+    methods: Sequence[str] | None = None,
+) -> int:
     """How many runs there will be, for progress."""
     place = None if tables is None else path_of("tables", tables)
-    methods = (_methods(table, read(table, place)) for table in _chosen(sets))
-    return len(seeds) * sum(len(labels) for of_table in methods for labels in of_table.values())
+    _check_methods(methods)
+    found = (_methods(table, read(table, place), methods) for table in _chosen(sets))
+    return len(seeds) * sum(len(labels) for of_table in found for labels in of_table.values())
 
 
 def _chosen(sets: Sequence[str] | None) -> list[NaturalTable]:
@@ -117,13 +128,32 @@ def _chosen(sets: Sequence[str] | None) -> list[NaturalTable]:
     return [known[name] for name in names]
 
 
-def _methods(table: NaturalTable, rows: Any) -> dict[str, tuple[str, ...]]:
-    """By model its methods."""
+def _check_methods(methods: Sequence[str] | None) -> None:
+    known = {_called(label) for labels, _ in MODELS.values() for label in labels}
+    for name in methods or ():
+        if name not in known:
+            raise FedfillError(f"methods: found '{name}'; {did_you_mean(str(name), known)}")
+    if methods is not None and not methods:
+        raise FedfillError(f"methods: found none; allowed: {', '.join(sorted(known))}")
+
+
+def _methods(table: NaturalTable, rows: Any, methods: Sequence[str] | None) -> dict[str, tuple[str, ...]]:
+    """By model its methods, of those that are asked for."""
     many = len(set(rows.column(table.schema.site).to_pylist())) > FEW_SITES
-    return {
-        model: tuple(label for label in labels if not (many and label == "fraug"))
+    found = {
+        model: tuple(
+            label
+            for label in labels
+            if not (many and label == "fraug") and (methods is None or _called(label) in methods)
+        )
         for model, (labels, _) in MODELS.items()
     }
+    return {model: labels for model, labels in found.items() if labels}
+
+
+def _called(label: str) -> str:
+    """A method without the rate that it has of its own."""
+    return label.partition(":learning_rate")[0]
 
 
 def _check_folder(folder: Path) -> None:
@@ -178,4 +208,4 @@ def _run_table(
                 for results in found.values():
                     results.append(None)
         for label, results in found.items():
-            yield (model, label.partition(":learning_rate")[0]), Row(label, tuple(results))
+            yield (model, _called(label)), Row(_called(label), tuple(results))
