@@ -40,8 +40,8 @@ def test_a_whole_benchmark(tmp_path: Path) -> None:
     assert len(seen) == count_runs(["penguins"], [0, 1]) == 2 * 8
     rows = found.rows["penguins"]
     assert [*rows] == [("linear", m) for m in ("central", "local", "fedavg")] + [
-        ("mlp", m) for m in ("central", "local", "fedavg", "fraug", "fed3r")
-    ]
+        ("mlp", m) for m in ("central", "local", "fedavg", "fraug")
+    ] + [("features", "fed3r")]
     # one split of a seed for all: each site has the same test rows, and so has every method
     sites = lines(out / "sites.csv")
     for seed in ("0", "1"):
@@ -74,7 +74,7 @@ def test_some_methods_give_the_same_runs(tmp_path: Path) -> None:
         natural(["penguins"], seeds=[0], out=tmp_path / name, methods=methods, quiet=True)
         for name, methods in (("all", None), ("some", ["fed3r", "fedavg"]))
     )
-    assert [*some.rows["penguins"]] == [("linear", "fedavg"), ("mlp", "fedavg"), ("mlp", "fed3r")]
+    assert [*some.rows["penguins"]] == [("linear", "fedavg"), ("mlp", "fedavg"), ("features", "fed3r")]
     for key, row in some.rows["penguins"].items():
         assert row.values("weights_sha256") == whole.rows["penguins"][key].values("weights_sha256")
     assert goals(some) == []
@@ -123,7 +123,12 @@ def test_a_goal_by_hand() -> None:
     assert goal.sentence == "met"
     assert len(goal_lines(found)[0]) == len(GOALS)
     assert all(len(line) == len(HEADER) for line in table_of(found))
-    assert table_of(found)[2][7] == "1.0 kB"  # one of two sites
+    shown = {line[1:3]: line for line in table_of(found)}
+    assert shown["linear", "fedavg"][7] == "1.0 kB"  # one of two sites
+    # each row is told beside the better central row and the better local one, of whichever model they are
+    assert shown["mlp", "fed3r"][4].startswith("-0.020")
+    assert shown["mlp", "fed3r"][6].startswith("+0.080")
+    assert shown["linear", "central"][4] == "-"
 
 
 @pytest.mark.parametrize(

@@ -92,18 +92,20 @@ def difference(row: Row, other: Row | None, figure: str) -> Difference | None:
     return paired_difference([own - base for own, base in pairs])
 
 
+def central_and_local(
+    found: Benchmark, table: str, figure: str
+) -> tuple[tuple[str, Row] | None, tuple[str, Row] | None]:
+    """Of a table the better of the rows ``central`` and the better of the rows ``local``, by a figure, each with its model."""
+    return found.best(table, figure, lambda m: m == "central"), found.best(table, figure, lambda m: m == "local")
+
+
 def goals(found: Benchmark) -> list[Goal]:
     """Of each table and each of `AREAS` whether federation reached what it shall; none where a figure is missing."""
     judged = []
     for table in found.rows:
         for figure in AREAS:
-            names = {
-                "central": lambda m: m == "central",
-                "local": lambda m: m == "local",
-                "best": lambda m: m not in ALONE,
-            }
-            best = {name: found.best(table, figure, which) for name, which in names.items()}
-            central, local, federated = best["central"], best["local"], best["best"]
+            central, local = central_and_local(found, table, figure)
+            federated = found.best(table, figure, lambda m: m not in ALONE)
             if central is None or local is None or federated is None:
                 continue
             to_central, to_local = (difference(federated[1], other[1], figure) for other in (central, local))

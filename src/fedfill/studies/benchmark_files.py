@@ -10,7 +10,7 @@ from typing import Any
 from fedfill.data.natural import known_tables
 from fedfill.runs.directory import write_atomically
 from fedfill.runs.shown import NOTHING, markdown_table, size
-from fedfill.studies.benchmark import AREAS, NEAR, WORTH, Benchmark, difference, goals
+from fedfill.studies.benchmark import AREAS, NEAR, WORTH, Benchmark, central_and_local, difference, goals
 from fedfill.studies.comparison import Difference, Row
 
 FIGURES = (
@@ -26,15 +26,18 @@ def table_of(found: Benchmark) -> list[tuple[str, ...]]:
     """The cells below `HEADER`."""
     lines: list[tuple[str, ...]] = []
     for table, rows in found.rows.items():
+        central, _ = central_and_local(found, table, "auc")
+        _, local = central_and_local(found, table, "auc_within_clients")
         for (model, method), row in rows.items():
-            central, local = rows.get((model, "central")), rows.get((model, "local"))
+            to_central = None if central is None else difference(row, central[1], "auc")
+            to_local = None if local is None else difference(row, local[1], "auc_within_clients")
             up, seconds = row.figure("bytes_up")[0], row.figure("seconds")[0]
             clients = row.finished[0].summary["clients"] if row.finished else 1
             lines.append(
                 (
-                    table, model, method, _area(row, "auc"), shown(difference(row, central, "auc")),
-                    _area(row, "auc_within_clients"), shown(difference(row, local, "auc_within_clients")),
-                    NOTHING if up is None else size(up / clients), NOTHING if seconds is None else f"{seconds:.1f}",
+                    table, model, method, _area(row, "auc"), shown(to_central), _area(row, "auc_within_clients"), shown(to_local),
+                    NOTHING if up is None else size(up / (1 if method == "central" else clients)),
+                    NOTHING if seconds is None else f"{seconds:.1f}",
                 )
             )  # fmt: skip
     return lines
@@ -62,8 +65,8 @@ def meanings(found: Benchmark) -> str:
     interval = ", with the 95 % interval of its mean (Student's t)" if several else ""
     return (
         f"AUC: {spread}, over all test rows; of methods with a model for each site, each row by its site's. Within sites: the mean of "
-        f"the sites' own AUC, by their test rows. - central, - local: the difference to that row of the same model, seed by seed{interval}; "
-        "of the goals to the better of both models. Sent up: by one site in the whole run; sec.: of one run. The goal: the best "
+        f"the sites' own AUC, by their test rows. - central, - local: the difference, seed by seed, to the better of these rows{interval}; "
+        "the first of AUC, the second within sites. Sent up: by one site in the whole run; sec.: of one run. The goal: the best "
         f"federated method is at most {NEAR} below central, and above local with its whole interval where central is {WORTH} or more above "
         "local. The best is picked by these same figures, so it is a little too good."
     )

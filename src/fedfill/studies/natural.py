@@ -42,7 +42,9 @@ MODELS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
     ),
 }  # fmt: skip
 """By model its methods and its settings. ``features`` with ``clip`` are the inputs themselves, so the model is logistic regression;
-``auto`` is the network mlp, and features from a seed where sums alone are sent. SCAFFOLD has plain SGD in both."""
+``auto`` is the network mlp. SCAFFOLD has plain SGD in both."""
+OF_SUMS = ("fed3r", "pfed3r")
+"""Methods for which ``auto`` is no mlp, but features from a seed."""
 
 
 def natural(
@@ -208,4 +210,4 @@ def _run_table(
                 for results in found.values():
                     results.append(None)
         for label, results in found.items():
-            yield (model, _called(label)), Row(_called(label), tuple(results))
+            yield ("features" if label in OF_SUMS else model, _called(label)), Row(_called(label), tuple(results))
