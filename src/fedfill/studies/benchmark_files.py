@@ -36,7 +36,7 @@ def table_of(found: Benchmark) -> list[tuple[str, ...]]:
             lines.append(
                 (
                     table, model, method, _area(row, "auc"), shown(to_central), _area(row, "auc_within_clients"), shown(to_local),
-                    NOTHING if up is None else size(up / (1 if method == "central" else clients)),
+                    NOTHING if up is None or method == "central" else size(up / clients),
                     NOTHING if seconds is None else f"{seconds:.1f}",
                 )
             )  # fmt: skip
