@@ -52,6 +52,7 @@ def test_of_one_model_by_hand(federation: Federation) -> None:
     p = 1 / (1 + np.exp(-1.0))
     assert found["auc"] == 1
     assert found["auc_within_clients"] == 0
+    assert found["auc_by_client"] == [0, 0, None, None]  # one class, and no samples
     assert found["brier"] == pytest.approx((1 - p) ** 2)
     assert found["calibration_error"] == pytest.approx(1 - p)
 
@@ -61,6 +62,7 @@ def test_of_personal_models_each_on_its_own_split(federation: Federation) -> Non
     found = quality(Resident(Slope(), CPU, False), federation, {}, own, CPU)
     # the first one's is turned round, so it is right; the scores of both together are 5, 4, 3 | 3, 4, 5
     assert found["auc_within_clients"] == 0.5
+    assert found["auc_by_client"] == [1, 0, None, None]
     assert found["auc"] == pytest.approx(roc_auc_score([1, 0, 0, 1, 1, 0], [5, 4, 3, 3, 4, 5]))
 
 

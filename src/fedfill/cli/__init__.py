@@ -16,6 +16,7 @@ import fedfill
 from fedfill.cli import deploy
 from fedfill.cli.answers import grid, study
 from fedfill.cli.audits import audit
+from fedfill.cli.benches import bench
 from fedfill.cli.commands import compare, measure, partition, reproduce, resume, run, synthesise
 from fedfill.cli.help import Grouped, GroupedGroup, example
 from fedfill.cli.listing import list_names
@@ -63,6 +64,7 @@ EXAMPLES = {
     "resume": ("fedfill resume runs/NAME --rounds 50",),
     "compare": ("fedfill compare fedavg fedprox:mu=0.1 local --data digits --rounds 20 --seeds 0,1,2",),
     "grid": ("fedfill grid grid.toml --out runs/grid",),
+    "bench": ("fedfill bench natural --sets penguins,opt",),
     "reproduce": ("fedfill reproduce feddpms-table1-fmnist --data-dir DATA --seeds 0",),
     "synthesise": ("fedfill synthesise runs/NAME --per-class 200 --out made.safetensors",),
     "measure": ("fedfill measure runs/NAME --ceiling",),
@@ -77,7 +79,7 @@ EXAMPLES = {
 }
 """Under the help of each command."""
 for command in (
-    study, run, resume, compare, grid, reproduce, report, export, predict, synthesise, measure, audit, partition,
+    study, run, resume, compare, grid, bench, reproduce, report, export, predict, synthesise, measure, audit, partition,
     describe,
 ):  # fmt: skip
     app.command(cls=Grouped, epilog=example(*EXAMPLES[command.__name__]))(command)

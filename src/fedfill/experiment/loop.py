@@ -325,7 +325,7 @@ def _findings(algorithm: Algorithm, server: Server, federation: Federation, dire
     return found
 
 
-def _quality(prepared: Prepared, server: Server, engine: Engine, device: torch.device) -> dict[str, float | None]:
+def _quality(prepared: Prepared, server: Server, engine: Engine, device: torch.device) -> dict[str, Any]:
     """What is measured of the result once, by the models that are evaluated after a round."""
     algorithm, states = prepared.algorithm, engine.states()
     weights = algorithm.result_weights(server)

@@ -30,7 +30,7 @@ def quality(
     weights: Weights,
     own: Mapping[int, Weights] | None,
     device: torch.device,
-) -> dict[str, float | None]:
+) -> dict[str, Any]:
     """How good the probabilities of the final model are, or of everybody's own; or its numbers, where a number is learnt.
 
     Args:
@@ -43,15 +43,16 @@ def quality(
 
     Returns:
         ``auc``, ``brier`` and ``calibration_error`` on the test set, and ``auc_within_clients``, the mean of the clients' own areas on
-        their own test splits, by their samples: one that is high over all clients together may only know whose sample it is. Of
-        numbers what `fedfill.training.regression.FIGURES` names. Of times to an event ``c_index`` and ``c_index_within_clients``, of
+        their own test splits, by their samples: one that is high over all clients together may only know whose sample it is; the
+        areas themselves are ``auc_by_client``, None for a client whose split is empty or has one class. Of numbers what `fedfill.training.regression.FIGURES` names. Of times to an event ``c_index`` and ``c_index_within_clients``, of
         pairs of rows of one client alone. None where nobody has samples for it.
     """
-    splits: list[Judged] = []
+    by_client: dict[int, Judged] = {}
     for i, client in enumerate(federation.clients):
         if len(client.test) and (own is None or i in own):
             model = resident.load(weights if own is None else own[i]).eval()
-            splits.append(_judged(model, client.test, device))
+            by_client[i] = _judged(model, client.test, device)
+    splits = list(by_client.values())
     whole = _joined(splits)
     if own is None and len(federation.test):
         whole = _judged(resident.load(weights).eval(), federation.test, device)
@@ -65,6 +66,7 @@ def quality(
     return {
         "auc": auc(*whole),
         "auc_within_clients": _within(splits),
+        "auc_by_client": [auc(*by_client[i]) if i in by_client else None for i in range(len(federation.clients))],
         "brier": brier(*whole),
         "calibration_error": calibration_error(*whole),
     }

@@ -139,7 +139,7 @@ def summarise(
     workers: int,
     device: str,
     weights: Weights,
-    measured: Mapping[str, float | None],
+    measured: Mapping[str, Any],
 ) -> dict[str, Any]:
     """The figures to quote.
 
