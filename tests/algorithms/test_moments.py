@@ -98,7 +98,7 @@ def test_noise_has_an_epsilon_and_a_deviation_is_not_the_noises(more: dict[str, 
         assert account["total_epsilon"] < 2.01
     exact = run(tmp_path / "exact")[1].columns
     for name, column in schema.columns.items():
-        if not column.standardised:
+        if not column.is_number:
             continue
         assert column.mean is not None
         assert column.deviation is not None

@@ -20,6 +20,10 @@ def summed(z: torch.Tensor, y: torch.Tensor, parts: int = 1) -> Weights:
     return total
 
 
+def noise(std: float) -> dict[str, float]:
+    return dict.fromkeys(("gram", "moments", "total", "numbers", "counts"), std)
+
+
 @pytest.fixture(name="records")
 def _records() -> tuple[torch.Tensor, torch.Tensor]:
     z = torch.randn(60, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64) + 3
@@ -60,7 +64,7 @@ def test_numbers_that_do_not_vary() -> None:
 def test_noise_that_is_next_to_nothing_changes_next_to_nothing(records: tuple[torch.Tensor, torch.Tensor]) -> None:
     """And lambda is then the floor, 1e-7 n, which keeps a singular matrix solvable."""
     z, y = records
-    exact, noisy = Centred.of(summed(z, y)).head(6e-6), Centred.of(summed(z, y)).noisy_head(1e-12)
+    exact, noisy = Centred.of(summed(z, y)).head(6e-6), Centred.of(summed(z, y)).noisy_head(noise(1e-12))
     assert torch.allclose(exact.weight, noisy.weight, rtol=1e-9)
     assert torch.allclose(exact.bias, noisy.bias, rtol=1e-9)
 
@@ -69,11 +73,29 @@ def test_noise_costs_more_shrinkage_and_no_negative_eigenvalue(records: tuple[to
     z, y = records
     sums = summed(z, y)
     sums["gram"] = sums["gram"] - 500 * torch.eye(4, dtype=torch.float64)  # below anything that a sum of squares can be
-    head = Centred.of(sums).noisy_head(5.0, 2.0)
+    head = Centred.of(sums).noisy_head({**noise(0.0), "gram": 5.0}, 2.0)
     assert bool(torch.isfinite(head.weight).all())
     few = {name: -x for name, x in summed(z, y).items()}  # a count below nothing
-    head = Centred.of(few).noisy_head(5.0)
-    assert -1 <= float(head.bias[0]) + float((head.weight @ Centred.of(few).mean)[0]) <= 1
+    head = Centred.of(few).noisy_head(noise(5.0))
+    assert (head.weight.abs().sum(), head.bias[0]) == (0, 0)
+
+
+def test_noise_alone_is_no_model(records: tuple[torch.Tensor, torch.Tensor]) -> None:
+    """Of sums that are mostly noise the model says the mean; what stands out is kept."""
+    z, y = records
+    exact, kept = summed(z, y), 0
+    for seed in range(40):
+        draw = torch.Generator().manual_seed(seed)
+        noisy = {name: x + 3 * torch.randn(x.shape, generator=draw, dtype=torch.float64) for name, x in exact.items()}
+        noisy["moments"] = 3 * torch.randn(4, 1, generator=draw, dtype=torch.float64) + noisy["total"][:, None] * float(
+            y.mean()
+        )
+        head = Centred.of(noisy).noisy_head(noise(3.0))
+        kept += bool(head.weight.any())
+        if not bool(head.weight.any()):
+            assert float(head.bias[0]) == pytest.approx(float(noisy["numbers"][0] / noisy["counts"][0]))
+    assert kept <= 4
+    assert bool(Centred.of(exact).noisy_head(noise(0.1)).weight.any())
 
 
 def test_stepped_sums_are_whole_numbers_of_steps_and_bounds_hold() -> None:

@@ -78,7 +78,7 @@ class Fed3R(Head):
         if self.asks_again and self.target_epsilon is not None:
             raise FedfillError(
                 f"ridge_lambda: found {self.ridge_lambda} with a target_epsilon, under which the sums of errors would be mostly noise; "
-                "allowed: gcv, for which it takes an eighth of the noise's edge, or a number, a multiple of that edge"
+                "allowed: gcv, for which it takes a share of the noise's edge by rule, or a number, a multiple of that edge"
             )
         if Layer.of(model, inputs, self.name).classes == 1:
             self.check_number()
@@ -129,8 +129,15 @@ class Fed3R(Head):
     def regression(self, server: Server, collected: Collected) -> LinearHead:
         """The head of a number, with the lambda of the rule."""
         centred, given = Centred.of(collected.sums), self.ridge_lambda
-        if std := collected.stds["gram"] / math.sqrt(2):
-            return centred.noisy_head(std, None if isinstance(given, str) else given)
+        if collected.stds["gram"]:
+            head = centred.noisy_head(collected.stds, None if isinstance(given, str) else given)
+            if not bool(head.weight.any()):
+                server.warn(
+                    f"target_epsilon: with {self.target_epsilon:g} and trust={self.trust} what the columns tell of the number does not stand "
+                    "out of the noise, and the model says the mean; what helps: a larger one, more rows, narrower bounds of the target, or "
+                    "trust=secure or server"
+                )
+            return head
         if isinstance(given, str):
             rule: Literal["gcv", "evidence"] = "evidence" if given == "evidence" else "gcv"
             choice = choose_lambda(centred.spectrum, centred.degrees, rule)
@@ -154,10 +161,18 @@ class Fed3R(Head):
         if choice.end is not None:
             server.warn(f"ridge_lambda: {self.ridge_lambda} chose the {choice.end} of its grid, {choice.lam:g}.")
 
+    def warn_of(self, server: Server, collected: Collected) -> None:
+        """As every head; a number has no classes to be warned of."""
+        if "numbers" not in collected.sums:
+            super().warn_of(server, collected)
+
     # Lambda by errors, in a second exchange
 
     def fit_head(self, server: Server, weights: Weights, handler: BoundHandler) -> Weights:
         """As every head; where lambda is chosen by errors, everybody is asked for these too."""
+        if server.classes == 1:
+            layer, collected = self.ask(server, weights, handler)
+            return {**weights, **layer.holding(self.regression(server, collected), weights)}
         if not self.asks_again:
             return super().fit_head(server, weights, handler)
         layer, collected = self.ask(server, weights, handler)

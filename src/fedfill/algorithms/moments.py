@@ -121,7 +121,7 @@ class Moments(NoisySums, Algorithm):
 
 def numbers_of(schema: Schema) -> list[str]:
     """Columns of numbers."""
-    return [name for name, column in schema.columns.items() if column.standardised]
+    return [name for name, column in schema.columns.items() if column.is_number]
 
 
 def middle_and_half(column: Column) -> tuple[float, float]:
@@ -132,7 +132,7 @@ def middle_and_half(column: Column) -> tuple[float, float]:
 
 def by_bounds(schema: Schema, inputs: Tensor, labels: Tensor) -> Tensor:
     """Numbers of -1..1 by their bounds, 0 where a cell is empty, and then 1 for each that is not: ``[n, 2 p]`` float64."""
-    wanted = [k for k, column in enumerate(schema.columns.values()) if column.standardised]
+    wanted = [k for k, column in enumerate(schema.columns.values()) if column.is_number]
     x = 2 * torch.from_numpy(schema.places_of(inputs, labels)[:, wanted]) - 1
     there = ~x.isnan()
     return torch.cat([torch.where(there, x, 0.0), there.double()], dim=1)

@@ -42,6 +42,12 @@ class Columns:
     @property
     def told(self) -> tuple[str, ...]:
         """What is known of the records by these columns, in a sentence for an account of privacy; none without columns."""
+        if self.schema is not None and (names := self.schema.standardised):
+            told = (
+                f"The schema scales by a mean and a deviation ({', '.join(names)}). Where these came from records, what they were found "
+                "with has to be added: schema.toml of a run of moments says it."
+            )
+            return (told,)
         if not (self.numbers or self.words) or self.schema is not None:
             return ()
         return (

@@ -69,6 +69,11 @@ class Schema:
         return (*self.columns, self.target.column) if self.target.classes else tuple(self.columns)
 
     @property
+    def standardised(self) -> tuple[str, ...]:
+        """Columns that are scaled by a mean and a deviation, and not by their bounds."""
+        return tuple(name for name, column in self.columns.items() if column.mean is not None)
+
+    @property
     def words(self) -> tuple[str, ...]:
         """Columns that hold words, also where they look like numbers."""
         own = [name for name, column in self.columns.items() if column.kind in ("category", "ordered")]

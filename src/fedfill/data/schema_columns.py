@@ -53,7 +53,7 @@ class Column(BaseModel):
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
-        if (self.mean is None) != (self.deviation is None) or (self.mean is not None and not self.standardised):
+        if (self.mean is None) != (self.deviation is None) or (self.mean is not None and not self.is_number):
             raise ValueError("mean and deviation go together, in columns of the kinds integer and real")
         words = self.kind in ("category", "ordered")
         if words != bool(self.values) or words != (self.low is None) or words != (self.high is None):
@@ -81,8 +81,8 @@ class Column(BaseModel):
         return self
 
     @property
-    def standardised(self) -> bool:
-        """Whether its values may be scaled by a mean and a deviation: those of numbers."""
+    def is_number(self) -> bool:
+        """Whether it holds numbers, which may be scaled by a mean and a deviation."""
         return self.kind in ("integer", "real")
 
     @property

@@ -179,9 +179,12 @@ def _by_schema(tables: Sequence[Any], files: Sequence[Path], schema: Schema) -> 
         origin = cell_words(table, DOMAIN_COLUMN, file) if DOMAIN_COLUMN in table.column_names else None
         strata = None if of_numbers else schema.target.strata(labels)
         parts.append(Part(Samples(known.values(table, file), torch.from_numpy(labels)), names, where, origin, strata))
-    note = (
-        f"Columns: {len(schema.columns):,} of the schema ({_few(list(schema.columns))}), scaled by its public bounds."
+    scaled = (
+        f"{len(schema.standardised):,} of them scaled by its mean and deviation, the others by its bounds"
+        if schema.standardised
+        else "scaled by its public bounds"
     )
+    note = f"Columns: {len(schema.columns):,} of the schema ({_few(list(schema.columns))}), {scaled}."
     return parts[0], parts[1] if len(parts) > 1 else None, known, note
 
 

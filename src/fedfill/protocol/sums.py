@@ -29,6 +29,7 @@ from fedfill.statistics.sums import Block, Statistic, as_joined, as_sent, summed
 from fedfill.tree import Weights
 
 SCALED = "the inputs were scaled by public numbers, and not by the mean and deviation of the records themselves"
+STANDARDISED = "the schema's mean and deviation are public, or what they were found with is added"
 
 
 @dataclass(frozen=True)
@@ -114,8 +115,9 @@ def contribute(
     trust = "none" if noise is None else noise.trust
     honest = noise.needed(clients) if noise is not None else 1
     # images are bytes, and each stands for itself; numbers of tables may have been scaled by what all records hold
-    public = client.data.inputs.dtype == torch.uint8 or client.schema is not None
-    scaled = () if public else (SCALED,)
+    schema = client.schema
+    public = client.data.inputs.dtype == torch.uint8 or (schema is not None and not schema.standardised)
+    scaled = () if public else (SCALED if schema is None else STANDARDISED,)
     release = privacy.released(statistic.words, bounds, stds, trust, clients, honest, client.hidden, scaled)
     client.release("sums", release)
     return Sums(sums)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -99,17 +100,32 @@ class Centred:
         weight = self.spectrum.solution(lam).weight / self.scale
         return LinearHead(weight, self.middle - weight @ self.mean)
 
-    def noisy_head(self, off_diagonal_std: float, strength: float | None = None) -> LinearHead:
+    def noisy_head(self, stds: Mapping[str, float], strength: float | None = None) -> LinearHead:
         """The layer from sums with noise, as `fedfill.statistics.ridge.noisy_ridge` has it for classes.
 
+        In the directions of z that stand out of the noise, the sum of z y has squares by noise alone, too. Where they are no more than
+        that and four of its deviations, the weights are 0: the model says the mean of y, or 0 where not even the number of records
+        stands out.
+
         Args:
-            off_diagonal_std: s, of the noise in ``gram`` off the diagonal.
+            stds: By block: standard deviation of the noise on a coordinate; on that of ``gram`` off the diagonal by the root of 2 less.
             strength: Lambda in shares of the noise's largest eigenvalue; None: `STRENGTH`.
 
         Returns:
             Weights ``[1, d]`` and the intercept, for lambda = strength times the edge of the noise + 1e-7 n. Negative eigenvalues count
             as 0.
         """
-        edge = noise_edge(off_diagonal_std, len(self.mean))
+        edge = noise_edge(stds["gram"] / math.sqrt(2), len(self.mean))
         lam = (STRENGTH if strength is None else strength) * edge + FLOOR * (self.degrees + 1)
+        seen = self.spectrum.values > edge
+        told = float(self.spectrum.projected[seen].square().sum())
+        # centring adds the noise in the sums of z and of y to that in the sum of z y
+        std = self.scale * math.hypot(
+            stds["moments"], self.middle * stds["total"], float(self.mean.norm()) * stds["numbers"]
+        )
+        alone = std**2 * (int(seen.sum()) + 4 * math.sqrt(2 * int(seen.sum())))
+        if self.degrees + 1 <= 3 * stds["counts"]:  # nobody knows how many rows there are, and so no mean
+            return replace(self, scale=0.0, middle=0.0).head(lam)
+        if told <= alone:
+            return replace(self, scale=0.0).head(lam)
         return replace(self, spectrum=replace(self.spectrum, values=clipped(self.spectrum.values))).head(lam)
