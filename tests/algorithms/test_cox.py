@@ -115,7 +115,7 @@ def test_the_network_tells_what_the_curves_tell_however_far_from_zero_the_rows_l
 def test_within_sites_the_network_ranks_and_tells_no_probability(tmp_path: Path) -> None:
     """Nobody but a site knows its hazard over time."""
     result = run("cox", tmp_path / "run", strata="site")
-    assert result.summary["findings"]["ranks_only"]
+    assert result.summary["findings"]["model_tells"] == "ranks"
     rows = pd.DataFrame({"age": [20, 90], "arm": ["new", "old"], "grade": ["low", "high"]})
     risk = {name: row["coefficient"] for name, row in coefficients(result).items()}
     for place in (result, fedfill.export(result, tmp_path / "model")):
@@ -125,7 +125,7 @@ def test_within_sites_the_network_ranks_and_tells_no_probability(tmp_path: Path)
         assert float(torch.log(found.risk[1] / found.risk[0])) == pytest.approx(by_hand, abs=1e-4)
         with refused("survival", "strata=none"):
             _ = found.medians
-    assert "ranks_only" not in run("cox", tmp_path / "whole").summary["findings"]
+    assert "model_tells" not in run("cox", tmp_path / "whole").summary["findings"]
 
 
 def test_how_well_it_ranks(tmp_path: Path) -> None:

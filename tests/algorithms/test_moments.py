@@ -15,8 +15,9 @@ from tests.experiment.test_numbers import stays
 from tests.helpers import refused
 
 import fedfill
-from fedfill.algorithms.moments import LEAST, by_bounds, moment_sums
+from fedfill.algorithms.moments import by_bounds, moment_sums
 from fedfill.data.schema import Schema, from_toml, read_schema
+from fedfill.errors import FedfillError
 
 TOML = """
 site = "site"
@@ -110,9 +111,9 @@ def test_noise_has_an_epsilon_and_a_deviation_is_not_the_noises(more: dict[str, 
 
 
 def test_sums_and_their_bounds_by_hand() -> None:
-    statistic = moment_sums(2)
+    statistic = moment_sums(2, exact=False)
     whole = {name: torch.zeros(block.shape, dtype=torch.float64) for name, block in statistic.blocks.items()}
-    z = torch.tensor([[0.5, -1.0, 1.0, 1.0], [0.25, 0.0, 1.0, 0.0]], dtype=torch.float64)
+    z = torch.tensor([[0.5, -1.0, 0, 0, 1.0, 1.0], [0.25, 0.0, 0, 0, 1.0, 0.0]], dtype=torch.float64)
     statistic.add(whole, z, torch.zeros(2))
     assert {name: x.tolist() for name, x in whole.items()} == {
         "total": [0.75, -1.0], "squares": [0.3125, 1.0], "present": [2.0, 1.0],
@@ -122,7 +123,7 @@ def test_sums_and_their_bounds_by_hand() -> None:
     for x in corners:
         for there in torch.cartesian_prod(*[torch.tensor([0.0, 1.0])] * 2).double():
             own = {name: torch.zeros(block.shape, dtype=torch.float64) for name, block in statistic.blocks.items()}
-            statistic.add(own, torch.cat([x * there, there])[None], torch.zeros(1))
+            statistic.add(own, torch.cat([x * there, 0 * x, there])[None], torch.zeros(1))
             for name, found in own.items():
                 each[name].append(found)
     for name, block in statistic.blocks.items():
@@ -150,7 +151,7 @@ def test_a_schema_that_scales_by_moments_gives_inputs_of_mean_0_and_deviation_1(
     before = plain.scaled(plain.values(given.prepared(pa.Table.from_pandas(data, preserve_index=False), ""), Path("x")))
     labels = torch.zeros(len(data), dtype=torch.int64)
     assert np.array_equal(schema.codes_of(inputs, labels), given.codes_of(before, labels))
-    assert torch.allclose(by_bounds(schema, inputs, labels), by_bounds(given, before, labels), atol=1e-5)
+    assert torch.allclose(by_bounds(schema, inputs, False), by_bounds(given, before, False), atol=1e-5)
 
 
 def test_it_is_learnt_better(tmp_path: Path) -> None:
@@ -171,8 +172,62 @@ def test_columns_that_tell_nothing(tmp_path: Path) -> None:
     result, schema = run(tmp_path / "run", data=rows().assign(lab=np.nan, age=50))
     assert schema.columns["lab"].mean is None
     assert result.summary["findings"]["columns"]["lab"] == {"mean": None, "why": "no row tells it"}
-    assert schema.columns["age"].mean == pytest.approx(50, abs=0.02)
-    assert schema.columns["age"].deviation == pytest.approx(60 * LEAST)
+    assert schema.columns["age"].mean == pytest.approx(50, rel=1e-5)
+    assert schema.columns["age"].deviation == 60, "it never changes: half the way between its bounds"
+
+
+@pytest.mark.parametrize("high", [10, 1000, 100_000])
+def test_without_noise_they_are_exact_however_wide_the_bounds(high: int, tmp_path: Path) -> None:
+    (tmp_path / "wide.toml").write_text(TOML.replace("high = 100\n", f"high = {high}\n"))
+    data = rows()
+    _, schema = run(tmp_path / "run", data=data, schema_file=tmp_path / "wide.toml", partition="iid", clients=1)
+    seen = fedfill.run(
+        "moments",
+        data=data,
+        schema_file=tmp_path / "given.toml",
+        partition="iid",
+        clients=1,
+        client_test=0.0,
+        out=tmp_path / "usual",
+    )
+    known = read_schema(seen.directory / "schema.toml").columns["lab"]
+    assert schema.columns["lab"].mean == pytest.approx(
+        known.mean, rel=3e-3
+    )  # inputs are float32, of 1e-7 of the bounds
+    assert schema.columns["lab"].deviation == pytest.approx(known.deviation, rel=3e-3)
+
+
+def test_noise_is_no_mean(tmp_path: Path) -> None:
+    """Of a column that no row tells, and where noise is larger than what there is."""
+    for seed in range(6):
+        data = rows().assign(lab=np.nan)
+        result, schema = run(tmp_path / str(seed), data=data, target_epsilon=1.0, seed=seed)
+        assert schema.columns["lab"].mean is None
+        assert "noise" in result.summary["findings"]["columns"]["lab"]["why"]
+    result, schema = run(tmp_path / "most", target_epsilon=1e-6)
+    assert schema.standardised == ()
+    told = run(tmp_path / "some", target_epsilon=5.0)[0].summary["findings"]["columns"]["age"]
+    assert 0 < told["std_of_noise_in_mean"] < 10
+
+
+def test_it_hands_out_no_model_and_its_schema_says_where_it_comes_from(tmp_path: Path) -> None:
+    result, _ = run(tmp_path / "run", target_epsilon=5.0)
+    for use in (lambda: fedfill.export(result, tmp_path / "model"), lambda: fedfill.predict(result, rows())):
+        with pytest.raises(FedfillError, match="moments, which trains no model"):
+            use()
+    text = (tmp_path / "run" / "schema.toml").read_text()
+    assert "target_epsilon = 5," in text
+    assert "trust = site" in text
+    exact, _ = run(tmp_path / "exact")
+    assert "no guarantee" in (exact.directory / "schema.toml").read_text()
+    # and the account of a model names it, as a condition and beside the total
+    trained = fedfill.run(
+        "fed3r", data=rows(), schema_file=exact.directory / "schema.toml", partition="domain", model="features", target_epsilon=3.0,
+        out=tmp_path / "fed3r",
+    )  # fmt: skip
+    conditions = [words for entry in trained.summary["privacy"]["entries"] for words in entry["conditions"]]
+    assert any("mean and deviation" in words for words in conditions)
+    assert "lab, age" in str(trained.summary["privacy"])
 
 
 def test_a_number_as_target_and_a_second_time(tmp_path: Path) -> None:
@@ -182,7 +237,7 @@ def test_a_number_as_target_and_a_second_time(tmp_path: Path) -> None:
     fedfill.run("moments", schema_file=tmp_path / "once" / "schema.toml", out=tmp_path / "twice", **options)
     once, twice = (read_schema(tmp_path / name / "schema.toml").columns["age"] for name in ("once", "twice"))
     assert once.mean == pytest.approx(twice.mean, rel=1e-4)
-    assert once.deviation == pytest.approx(twice.deviation, rel=1e-3)
+    assert once.deviation == pytest.approx(twice.deviation, rel=1e-4)
 
 
 def test_it_says_that_it_trains_nothing(tmp_path: Path) -> None:

@@ -283,7 +283,7 @@ class Cox(Algorithm):
             "c_index_within_sites": within.index,
         }
         if state.by_risk is None:
-            return Findings(figures, ranks_only=True)
+            return Findings(figures, tells="ranks")
         counts = state.counts.cpu()
         figures |= {
             "rows": int(counts.sum()),

@@ -27,8 +27,12 @@ from fedfill.statistics.noise import NoisySums
 from fedfill.statistics.sums import GRID, Block, Statistic
 from fedfill.tree import Tree, Weights
 
-LEAST = 1e-3
+LEAST = 1e-6
 """Of a deviation, in shares of half the way between the bounds."""
+FLAT = 1e-7
+"""A deviation below that is rounding: the column never changes, and is scaled by half the way between its bounds."""
+SOUND = 3
+"""A count stands out of its noise from so many standard deviations on."""
 DIGITS = 6
 """That are told of a mean and of a deviation."""
 NO_MODEL = (
@@ -59,6 +63,11 @@ class Moments(NoisySums, Algorithm):
     tabular = True
     numbers = True
 
+    @property
+    def exact(self) -> bool:
+        """Whether sums have no noise."""
+        return self.target_epsilon is None
+
     def check_schema(self, schema: Schema | None) -> None:
         """Refuse a table without numbers."""
         if schema is not None and not numbers_of(schema):
@@ -74,49 +83,64 @@ class Moments(NoisySums, Algorithm):
 
     def server_state(self, initial: Weights) -> dict[str, Tree]:
         """The network as drawn, and the sums with the noise in them."""
-        return {**super().server_state(initial), "sums": None, "std": 0.0}
+        return {**super().server_state(initial), "sums": None, "stds": None}
 
     def round(self, server: Server, t: int) -> None:
         """One exchange."""
-        statistic = moment_sums(len(numbers_of(agreed(server.schema))))
-        noise = self.noise(statistic)
-        collected = collect(server, self.sum, AskMoments(server.clients), statistic, noise)
-        server.state.sums, server.state.std = dict(collected.sums), collected.stds["squares"]
+        statistic = moment_sums(len(numbers_of(agreed(server.schema))), self.exact)
+        collected = collect(server, self.sum, AskMoments(server.clients), statistic, self.noise(statistic))
+        server.state.sums, server.state.stds = dict(collected.sums), dict(collected.stds)
         server.warn(NO_MODEL)
 
     @client_handler
     def sum(self, client: Client, message: AskMoments) -> Sums:
         """Sums over the client's rows."""
         schema = agreed(client.schema)
-        statistic = moment_sums(len(numbers_of(schema)))
+        statistic = moment_sums(len(numbers_of(schema)), self.exact)
 
         def records() -> Iterator[tuple[Tensor, Tensor]]:
-            yield by_bounds(schema, client.data.inputs, client.data.labels), client.data.labels.cpu()
+            yield by_bounds(schema, client.data.inputs, self.exact), client.data.labels.cpu()
 
         return contribute(client, statistic, records(), self.noise(statistic), message.clients)
 
     def findings(self, server: Server) -> Findings:
         """Mean and deviation of each column in its own unit, and the schema with them."""
-        schema, sums = agreed(server.schema), server.state.sums
+        schema, sums, stds = agreed(server.schema), server.state.sums, server.state.stds
         told: dict[str, dict[str, Any]] = {}
         columns = dict(schema.columns)
-        # of the sum of squares alone: where noise is as large as that, a smaller deviation would be the noise's
         for k, name in enumerate(numbers_of(schema)):
             n, total, squares = (float(sums[block][k]) for block in ("present", "total", "squares"))
-            if n < 1:
-                told[name] = {"mean": None, "why": "no row tells it"}
+            if n < 1 or n <= SOUND * stds["present"]:
+                told[name] = {
+                    "mean": None,
+                    "why": "no row tells it" if not stds["present"] else "its rows do not stand out of the noise",
+                }
                 continue
-            mean = min(max(total / n, -1.0), 1.0)
-            least = max(LEAST**2, 2 * float(server.state.std) / n)
-            deviation = math.sqrt(min(max(squares / n - mean**2, least), 1.0))
+            mean, error = min(max(total / n, -1.0), 1.0), stds["total"] / n
+            # where the noise is as large as that, a smaller deviation would be the noise's
+            least = math.sqrt(2 * stds["squares"] / n)
+            deviation = math.sqrt(min(max(squares / n - mean**2, 0.0), 1.0))
+            deviation = max(deviation, least, LEAST) if least or deviation > FLAT else 1.0
             middle, half = middle_and_half(schema.columns[name])
             own = {"mean": rounded(middle + half * mean), "deviation": rounded(half * deviation)}
             low, high = columns[name].bounds
             own["mean"] = min(max(own["mean"], low), high)  # after rounding, too
             columns[name] = columns[name].model_copy(update=own)
-            told[name] = {**own, "rows": n}
+            told[name] = {**own, "rows": n, **({"std_of_noise_in_mean": half * error} if error else {})}
         figures: dict[str, Any] = {"columns": told}
-        return Findings(figures, schema=replace(schema, columns=columns).toml())
+        return Findings(
+            figures, tells="nothing", schema=f"{self.comment()}\n\n{replace(schema, columns=columns).toml()}"
+        )
+
+    def comment(self) -> str:
+        """Where mean and deviation come from, as a comment for whoever gets the schema."""
+        found = "# mean and deviation were found by a run of moments over all sites' rows, "
+        if self.target_epsilon is None:
+            return f"{found}from exact sums: they have no guarantee."
+        return (
+            f"{found}with target_epsilon = {self.target_epsilon:g},\n# target_delta = {self.target_delta:g} and trust = {self.trust}: to be "
+            "added to what is promised of a model."
+        )
 
 
 def numbers_of(schema: Schema) -> list[str]:
@@ -130,34 +154,56 @@ def middle_and_half(column: Column) -> tuple[float, float]:
     return (low + high) / 2, (high - low) / 2
 
 
-def by_bounds(schema: Schema, inputs: Tensor, labels: Tensor) -> Tensor:
-    """Numbers of -1..1 by their bounds, 0 where a cell is empty, and then 1 for each that is not: ``[n, 2 p]`` float64."""
-    wanted = [k for k, column in enumerate(schema.columns.values()) if column.is_number]
-    x = 2 * torch.from_numpy(schema.places_of(inputs, labels)[:, wanted]) - 1
-    there = ~x.isnan()
-    return torch.cat([torch.where(there, x, 0.0), there.double()], dim=1)
+def by_bounds(schema: Schema, inputs: Tensor, exact: bool) -> Tensor:
+    """Numbers x of -1..1 by their bounds.
+
+    Args:
+        schema: Of the inputs.
+        inputs: ``[n, features]``, by its encoding.
+        exact: Whether x is told beyond whole steps of 2^-12.
+
+    Returns:
+        ``[n, 3 p]`` float64: x in whole steps, 0 where a cell is empty; what is left of it, in steps, or 0; 1 where a cell is not empty.
+    """
+    encoding, found = schema.encoding(), []
+    places, values = {name: k for k, name in enumerate(encoding.numbers)}, inputs.double().cpu()
+    for name in numbers_of(schema):
+        (middle, half), place = middle_and_half(schema.columns[name]), places[name]
+        own = values[:, place] * encoding.deviation[place] + encoding.mean[place]  # whatever the schema scales by
+        # the next input says where it is empty
+        there = (
+            values[:, place + 1] < 0.5 if schema.columns[name].missing else torch.ones(len(values), dtype=torch.bool)
+        )
+        x = torch.where(there, ((own - middle) / half).clamp(-1, 1), 0.0)
+        steps = (x * 2.0**GRID).round()  # to the nearest: -1 and 1 are steps, so that nothing gets longer
+        left = x * 2.0**GRID - steps if exact else torch.zeros_like(x)
+        found.append(torch.stack([steps * 2.0**-GRID, left, there.double()]))
+    return torch.cat([*torch.stack(found, dim=1)]).T  # [3, p, n] as [n, 3 p]
 
 
-def moment_sums(p: int) -> Statistic:
+def moment_sums(p: int, exact: bool) -> Statistic:
     """The sums over rows of p numbers x of -1..1: of x, of x^2, and of 1, where a cell is not empty.
 
-    A replaced row moves x by 2 at the most, x^2 by 1 and its presence by 1.
+    A replaced row moves x by 2 at the most, x^2 by 1 and its presence by 1; not all at once, so that what is booked for it is more than
+    enough.
 
     Args:
         p: Columns.
+        exact: Whether x has more digits than whole steps; then the sums are no whole numbers.
 
     Returns:
         Blocks ``total``, ``squares`` and ``present``, ``[p]`` each.
     """
     length = math.sqrt(p)
+    once, twice = (None, None) if exact else (GRID, 2 * GRID)
     blocks = {
-        "total": Block((p,), BlockBound(length, 2 * length, p), bits=GRID),
-        "squares": Block((p,), BlockBound(length, length, p), bits=2 * GRID),
+        "total": Block((p,), BlockBound(length, 2 * length, p), bits=once),
+        "squares": Block((p,), BlockBound(length, length, p), bits=twice),
         "present": Block((p,), BlockBound(length, length, p), bits=0),
     }
 
     def add(sums: Weights, z: Tensor, labels: Tensor) -> None:
-        x, there = z[:, :p], z[:, p:]
+        x, there = z[:, :p] + z[:, p : 2 * p] * 2.0**-GRID, z[:, 2 * p :]
         sums["total"] += x.sum(0)
         sums["squares"] += x.square().sum(0)
         sums["present"] += there.sum(0)

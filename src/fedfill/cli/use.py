@@ -189,6 +189,8 @@ def _names(card: dict[str, Any]) -> str:
     """What a model says, in a clause."""
     target = card["inputs"].get("schema", {}).get("target", {})
     grid = target.get("grid", ())
+    if card["run"].get("ranks_only"):
+        return "ranks rows by their risk, and tells no probability"
     if target.get("kind") == "number":
         return f"tells the number {target['column']}, from {target['low']:g} to {target['high']:g} where it was learnt"
     return (

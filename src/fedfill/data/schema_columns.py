@@ -72,7 +72,7 @@ class Column(BaseModel):
         if (self.kind == "date") != isinstance(self.low, date) or (self.kind == "date") != isinstance(self.high, date):
             raise ValueError("low and high are dates of a column of dates, such as 2020-01-31, and numbers elsewhere")
         low, high = self.bounds
-        if not (np.isfinite([low, high]).all() and low < high):
+        if not (np.isfinite([low, high, high - low]).all() and low < high):
             raise ValueError(f"found low = {self.low} and high = {self.high}; allowed: low below high")
         if self.kind == "integer" and (low % 1 or high % 1):
             raise ValueError("low and high of whole numbers must be whole")

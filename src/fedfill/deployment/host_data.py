@@ -174,6 +174,8 @@ def load_host(
     Raises:
         FedfillError: Where there is nothing, or it doesn't fit the task.
     """
+    if labelled is not None and task.of_numbers:
+        raise FedfillError(f"labelled_per_client: found {labelled} with a number as target; allowed: none")
     if form not in FORMATS:
         raise FedfillError(f"format: found '{form}'; {did_you_mean(form, FORMATS)}")
     place = Path(path).expanduser()

@@ -228,7 +228,7 @@ def _loop(
             prepared, server, preparation, records, seconds, engine.workers, str(device), weights, measured
         )
         if found is not None:
-            summary["findings"] = dict(found.figures) | ({"ranks_only": True} if found.ranks_only else {})
+            summary["findings"] = dict(found.figures) | ({} if found.tells == "all" else {"model_tells": found.tells})
         directory.write("summary.json", to_json(summary))
         return Result(directory.path, summary, records, tree.to(weights, "cpu"), done)
     finally:

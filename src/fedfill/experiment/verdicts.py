@@ -208,9 +208,12 @@ def of_run(summary: Mapping[str, Any], records: Sequence[Mapping[str, Any]]) -> 
         names = summary.get("client_names")
         who = f"client {worst}" if names is None else names[worst]
         # nobody is told to take what the run has already
-        others = ", ".join(name for name in ("pfed3r", "fedbn") if name != summary.get("algorithm"))
+        of_number = summary.get("target") == "number"  # for which nobody has another last layer
+        others = ", ".join(
+            name for name in ("ditto" if of_number else "pfed3r", "fedbn") if name != summary.get("algorithm")
+        )
         tries = f"{'another' if personal else 'a'} personal model ({others})"
-        if not personal and "accuracy_of_trained_head" not in summary:
+        if not personal and not of_number and "accuracy_of_trained_head" not in summary:
             tries = f"a new last layer (head=ccvr) or {tries}"
         found.append(
             Verdict(

@@ -7,7 +7,7 @@ import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -56,13 +56,13 @@ class Findings:
         curves: Survival curves.
         level: Of confidence of their bands.
         schema: As TOML text: the table's, with what was found of its columns; "": none.
-        ranks_only: Whether the model's risks are no more than an order of rows, so that no probability is told of one.
+        tells: What the model tells of a row: all that such models do, no more than which of two comes first, or nothing.
     """
 
     figures: Mapping[str, Any]
     curves: Sequence[StepCurve] = field(default_factory=tuple)
     level: float = 0.95
-    ranks_only: bool = False
+    tells: Literal["all", "ranks", "nothing"] = "all"
     schema: str = ""
 
 

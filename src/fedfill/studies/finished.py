@@ -145,3 +145,8 @@ def made_by(
             f"as features; allowed: runs that make what their clients hold, {wanted.dtype} of shape {list(wanted.shape[1:])}"
         )
     return samples
+
+
+def tells(summary: Mapping[str, Any]) -> str:
+    """What the model of a run tells of a row; see `fedfill.runs.curves.Findings`."""
+    return str((summary.get("findings") or {}).get("model_tells", "all"))

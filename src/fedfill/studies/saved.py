@@ -34,7 +34,7 @@ from fedfill.runs.directory import RunDirectory
 from fedfill.runs.records import Summary, require
 from fedfill.statistics.survival import FIGURES as OF_TIMES
 from fedfill.studies.card import CARD, FORMAT, damaged, read_card
-from fedfill.studies.finished import account_of
+from fedfill.studies.finished import account_of, tells
 from fedfill.studies.model import Model
 from fedfill.training.regression import FIGURES as OF_NUMBERS
 from fedfill.tree import Weights
@@ -182,6 +182,10 @@ def of_run(place: RunDirectory, data: Any = None, data_dir: str | Path | None = 
             f"{setting}: {place.path} holds {len(place.rounds())} of {document.get('rounds')} rounds; 'fedfill resume {place.path}' finishes it"
         )
     require(Summary, summary, place.path / "summary.json", setting, "remove it and resume the run")
+    if tells(summary) == "nothing":
+        raise FedfillError(
+            f"{setting}: {place.path} is a run of {document['algorithm']}, which trains no model; allowed: runs that do"
+        )
     weights: Weights = checkpoint.get("weights", {})
     if summary.get("weights_sha256") != tree.sha256(weights):
         raise FedfillError(
@@ -350,7 +354,7 @@ def _run(document: Mapping[str, Any], summary: Mapping[str, Any]) -> dict[str, A
         "data": Path(str(document["data"])).name,
         **{name: document.get(name) for name in told},
         **{name: summary.get(name) for name in figures},
-        **({"ranks_only": True} if (summary.get("findings") or {}).get("ranks_only") else {}),
+        **({"ranks_only": True} if tells(summary) == "ranks" else {}),
         "fedfill": document["version"],
         "digest": document["digest"],
     }
