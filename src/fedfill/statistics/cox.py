@@ -224,10 +224,16 @@ def newton(ask: Callable[[Tensor], Score], p: int, most: int) -> CoxFit:
 
 
 def inverted(information: Tensor) -> tuple[Tensor, Tensor]:
-    """The inverse of an information matrix, zero in directions of which the records say nothing; and the projection onto these.
+    """The inverse of an information matrix.
+
+    Args:
+        information: I, ``[p, p]``.
+
+    Returns:
+        The inverse, zero in directions of which the records say nothing; and the projection onto these, ``[p, p]`` each.
 
     Raises:
-        FedfillError: Where it is not finite.
+        FedfillError: Where I is not finite.
     """
     if not bool(torch.isfinite(information).all()):
         raise FedfillError(
