@@ -151,7 +151,7 @@ def terminal(tmp_path, monkeypatch):
 
 
 def test_there_are_tutorials():
-    assert len(TUTORIALS) == 5
+    assert len(TUTORIALS) == 6
 
 
 @pytest.mark.parametrize("page", TUTORIALS, ids=lambda page: page.stem)
