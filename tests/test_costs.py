@@ -135,7 +135,7 @@ def expected(name: str, result: fedfill.Result) -> dict[str, dict[str, int]]:
         asked = 2 * 8 + words + 8 * 4 + 8 * 2 * 3
         return {"count": {"down": K * asked, "up": K * 4 * (columns + pairs)}}
     if name == "moments":  # one exchange; the age
-        return {"sum": {"down": K * 8, "up": K * 4 * 3}}
+        return {"sum": {"down": K * 8, "up": K * 20}}
     if name == "kaplanmeier":  # one exchange; 9 times of the grid
         return {"count": {"down": K * 8, "up": K * 4 * (2 * 9 + 1)}}
     if name == "cox":  # 6 coefficients; the sums of the last step are asked for twice

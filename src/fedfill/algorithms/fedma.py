@@ -37,7 +37,7 @@ class MatchedLayer(Message):
 class FedMA(PFNM):
     """Layers are matched and averaged one after the other, and clients train what comes behind them in between.
 
-    Use it when bytes are dear and a round may take an exchange for each layer; else fedavg with as many exchanges does as well.
+    Use it when bytes are dear and a round may take an exchange for each layer; else fedavg with as many does as well.
     """
 
     name = "fedma"

@@ -42,7 +42,7 @@ class OwnUnits(Message):
 class PFNM(Composable):
     """The average of networks whose hidden units are matched first, all layers at once.
 
-    Use it when clients' networks began apart (own_start); from a common start units keep their places and fedavg does as well.
+    Use it when clients' networks began apart (own_start); from a common start units stay in place and fedavg does as well.
     """
 
     name = "pfnm"

@@ -10,7 +10,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from fedfill.data.samples import Samples
 from fedfill.privacy.keyed import KeyedStream
-from fedfill.synthesis.gan import GAN, start, train
+from fedfill.synthesis import gan
+from fedfill.synthesis.gan import GAN
 from fedfill.synthesis.gan_networks import GANSettings, Noise
 
 
@@ -74,11 +75,11 @@ class GANOptions(BaseModel):
         Returns:
             Where it stands then.
         """
-        now = now or start(tuple(data.inputs.shape[1:]), settings, draws.stream("gan start"))
+        now = now or gan.start(tuple(data.inputs.shape[1:]), settings, draws.stream("gan start"))
         if (left := iterations - now.iterations) <= 0:
             return now
         streams = draws.stream("gan"), draws.noise("gan noise")
-        return train(now, data, left, settings, *streams, self.multiplier(len(data)), draws.check, wanted)
+        return gan.train(now, data, left, settings, *streams, self.multiplier(len(data)), draws.check, wanted)
 
 
 class NoisyGANOptions(GANOptions):
