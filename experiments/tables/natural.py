@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from experiments.tables.run import drawn, judged, prepared
 
 import fedfill
 from fedfill.data.natural import divide, known_tables, read
 from fedfill.statistics.marginals import workload_error
+from run import drawn, judged, prepared
 
 NOISE = ((None, "site"), (3.0, "secure"), (3.0, "site"), (1.0, "secure"), (1.0, "site"))
 WITHIN = 0.03

@@ -5,20 +5,19 @@
 
 from __future__ import annotations
 
-import argparse
 import platform
 import tempfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import torch
 
 import fedfill
 from fedfill.data import sources
 from fedfill.data.schema import Schema, read_schema
 from fedfill.privacy.risk import Excess, Rows, risks
+from run import asked
 
 NAMES = ("nearest", "membership_auc", "membership_tpr", "attribute", "singling_out")
 TABLES: tuple[tuple[str, dict[str, Any]], ...] = (
@@ -40,14 +39,7 @@ def copied(folder: Path, schema: Schema, seed: int) -> dict[str, Excess]:
 
 def main() -> None:
     """Three seeds of everything, as a table in Markdown."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("file", type=Path)
-    parser.add_argument("--label", required=True)
-    parser.add_argument("--above", type=float, help="the class is whether the label is above this")
-    asked = parser.parse_args()
-    frame = pd.read_csv(asked.file)
-    classes = frame[asked.label] if asked.above is None else np.where(frame[asked.label] > asked.above, "yes", "no")
-    frame = frame.drop(columns=[asked.label]).assign(label=classes)
+    frame = asked(__doc__)
     found: dict[tuple[str, str], list[dict[str, Excess]]] = {}
     with tempfile.TemporaryDirectory() as place:
         agreed = Path(place) / "schema.toml"

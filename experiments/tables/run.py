@@ -61,14 +61,19 @@ def judged(x: np.ndarray, y: np.ndarray, test: tuple[np.ndarray, np.ndarray]) ->
     return [float(roc_auc_score(test[1][:, -1], m.fit(x, y).predict_proba(test[0])[:, 1])) for m in models]
 
 
-def main() -> None:
-    """Three seeds of everything, as a table in Markdown."""
-    parser = argparse.ArgumentParser(description=__doc__)
+def asked(words: str | None) -> pd.DataFrame:
+    """The table of the command line."""
+    parser = argparse.ArgumentParser(description=words)
     parser.add_argument("file", type=Path)
     parser.add_argument("--label", required=True)
     parser.add_argument("--above", type=float, help="the class is whether the label is above this")
-    asked = parser.parse_args()
-    frame, rows = read(asked.file, asked.label, asked.above), []
+    given = parser.parse_args()
+    return read(given.file, given.label, given.above)
+
+
+def main() -> None:
+    """Three seeds of everything, as a table in Markdown."""
+    frame, rows = asked(__doc__), []
     with tempfile.TemporaryDirectory() as place:
         fedfill.describe(frame, target="label", out=Path(place) / "schema.toml")
         schema = read_schema(Path(place) / "schema.toml")

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from fedfill.algorithms import Algorithm
 from fedfill.data.schema import Schema, agreed
-from fedfill.data.schema_columns import Column
 from fedfill.errors import FedfillError
 from fedfill.privacy.sums import BlockBound
 from fedfill.protocol.client import Client, client_handler
@@ -121,7 +120,7 @@ class Moments(NoisySums, Algorithm):
             least = math.sqrt(2 * stds["squares"] / n)
             deviation = math.sqrt(min(max(squares / n - mean**2, 0.0), 1.0))
             deviation = max(deviation, least, LEAST) if least or deviation > FLAT else 1.0
-            middle, half = middle_and_half(schema.columns[name])
+            middle, half = schema.columns[name].middle_and_half
             own = {"mean": rounded(middle + half * mean), "deviation": rounded(half * deviation)}
             low, high = columns[name].bounds
             own["mean"] = min(max(own["mean"], low), high)  # after rounding, too
@@ -148,12 +147,6 @@ def numbers_of(schema: Schema) -> list[str]:
     return [name for name, column in schema.columns.items() if column.is_number]
 
 
-def middle_and_half(column: Column) -> tuple[float, float]:
-    """The middle of a column's bounds, and half of the way between them."""
-    low, high = column.bounds
-    return (low + high) / 2, (high - low) / 2
-
-
 def by_bounds(schema: Schema, inputs: Tensor, exact: bool) -> Tensor:
     """Numbers x of -1..1 by their bounds.
 
@@ -168,7 +161,7 @@ def by_bounds(schema: Schema, inputs: Tensor, exact: bool) -> Tensor:
     encoding, found = schema.encoding(), []
     places, values = {name: k for k, name in enumerate(encoding.numbers)}, inputs.double().cpu()
     for name in numbers_of(schema):
-        (middle, half), place = middle_and_half(schema.columns[name]), places[name]
+        (middle, half), place = schema.columns[name].middle_and_half, places[name]
         own = values[:, place] * encoding.deviation[place] + encoding.mean[place]  # whatever the schema scales by
         # the next input says where it is empty
         there = (

@@ -90,6 +90,11 @@ class Column(BaseModel):
         """What is taken from a value, and by what the rest is divided: mean and deviation, or the middle and half of the bounds."""
         if self.mean is not None and self.deviation is not None:
             return self.mean, self.deviation
+        return self.middle_and_half
+
+    @property
+    def middle_and_half(self) -> tuple[float, float]:
+        """The middle of the bounds, and half of the way between them."""
         low, high = self.bounds
         return (low + high) / 2, (high - low) / 2
 

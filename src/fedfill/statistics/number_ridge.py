@@ -103,7 +103,7 @@ class Centred:
     def noisy_head(self, stds: Mapping[str, float], strength: float | None = None) -> LinearHead:
         """The layer from sums with noise, as `fedfill.statistics.ridge.noisy_ridge` has it for classes.
 
-        In the directions of z that stand out of the noise, the sum of z y has squares by noise alone, too. Where they are no more than
+        The squares of what the weights predict, sum_j s_j (m_j / (s_j + lambda))^2, come from noise alone, too. Where they are no more than
         that and four of its deviations, the weights are 0: the model says the mean of y, or 0 where not even the number of records
         stands out.
 
@@ -117,15 +117,18 @@ class Centred:
         """
         edge = noise_edge(stds["gram"] / math.sqrt(2), len(self.mean))
         lam = (STRENGTH if strength is None else strength) * edge + FLOOR * (self.degrees + 1)
-        seen = self.spectrum.values > edge
-        told = float(self.spectrum.projected[seen].square().sum())
-        # centring adds the noise in the sums of z and of y to that in the sum of z y
+        values = clipped(self.spectrum.values)
+        weights = values / (values + lam) ** 2
+        told = float((self.spectrum.projected[:, 0].square() * weights).sum())
+        # centring adds the noise in the sums of z and of y, the latter along one direction, to that in the sum of z y
         std = self.scale * math.hypot(
-            stds["moments"], self.middle * stds["total"], float(self.mean.norm()) * stds["numbers"]
+            stds["moments"],
+            self.middle * stds["total"],
+            float(self.mean.norm()) * stds["numbers"] / math.sqrt(len(self.mean)),
         )
-        alone = std**2 * (int(seen.sum()) + 4 * math.sqrt(2 * int(seen.sum())))
+        alone = std**2 * (float(weights.sum()) + 4 * math.sqrt(2 * float(weights.square().sum())))
         if self.degrees + 1 <= 3 * stds["counts"]:  # nobody knows how many rows there are, and so no mean
             return replace(self, scale=0.0, middle=0.0).head(lam)
         if told <= alone:
             return replace(self, scale=0.0).head(lam)
-        return replace(self, spectrum=replace(self.spectrum, values=clipped(self.spectrum.values))).head(lam)
+        return replace(self, spectrum=replace(self.spectrum, values=values)).head(lam)

@@ -131,18 +131,27 @@ class Predictions:
             for row in self.survival.tolist()
         ]
 
+    @property
+    def _places(self) -> list[tuple[str, str]]:
+        """File and row of each, as a table has them."""
+        rows = self.rows or range(len(self))
+        found = zip(self.files or ("",) * len(self), rows, strict=True)
+        return [(file, "" if row is None else str(row)) for file, row in found]
+
+    def _one_each(self, name: str, values: Tensor) -> Iterator[tuple[str, ...]]:
+        yield ("file", "row", name)
+        for place, value in zip(self._places, values.tolist(), strict=True):
+            yield (*place, f"{value:.6g}")
+
     def _times(self) -> Iterator[tuple[str, ...]]:
-        files, rows = self.files or ("",) * len(self), self.rows or range(len(self))
         if self.ranks_only:
-            yield ("file", "row", "risk")
-            for file, row, risk in zip(files, rows, self.risk.tolist(), strict=True):
-                yield (file, "" if row is None else str(row), f"{risk:.6g}")
+            yield from self._one_each("risk", self.risk)
             return
         yield ("file", "row", "risk", "median", *(f"{SURVIVAL}{time:g}" for time in self.grid))
-        found = zip(files, rows, self.risk.tolist(), self.medians, self.survival.tolist(), strict=True)
-        for file, row, risk, median, survival in found:
+        found = zip(self._places, self.risk.tolist(), self.medians, self.survival.tolist(), strict=True)
+        for place, risk, median, survival in found:
             half = "" if median is None else f"{median:g}"
-            yield (file, "" if row is None else str(row), f"{risk:.6g}", half, *(f"{s:.6f}" for s in survival))
+            yield (*place, f"{risk:.6g}", half, *(f"{s:.6f}" for s in survival))
 
     def table(self, top: int = 1) -> Iterator[tuple[str, ...]]:
         """The header and the lines of a tidy table.
@@ -159,10 +168,7 @@ class Predictions:
             FedfillError: Where several classes of a model of times or of a number are asked for.
         """
         if self.numbers is not None and top == 1:
-            files, rows = self.files or ("",) * len(self), self.rows or range(len(self))
-            yield ("file", "row", "value")
-            for file, row, value in zip(files, rows, self.numbers.tolist(), strict=True):
-                yield (file, "" if row is None else str(row), f"{value:.6g}")
+            yield from self._one_each("value", self.numbers)
             return
         if self.grid:
             if top > 1:
@@ -173,12 +179,9 @@ class Predictions:
             return
         rank = ("rank",) if top > 1 else ()
         yield ("file", "row", *rank, "class", "probability")
-        files, rows = self.files or ("",) * len(self), self.rows or range(len(self))
-        for file, row, best in zip(files, rows, self.top(top), strict=True):
-            for place, (name, probability) in enumerate(best, 1):
-                yield (
-                    file, "" if row is None else str(row), *((str(place),) if rank else ()), name, f"{probability:.6f}",
-                )  # fmt: skip
+        for place, best in zip(self._places, self.top(top), strict=True):
+            for k, (name, probability) in enumerate(best, 1):
+                yield (*place, *((str(k),) if rank else ()), name, f"{probability:.6f}")
 
     def to_csv(self, top: int = 1) -> str:
         """The text of `table`."""

@@ -26,6 +26,7 @@ AT_ONCE = 50
 """Of them at one time: responses of many filters to many images are large."""
 CLOSE = 1e-3
 """Largest difference that rounding explains: of a probability, and of a score over its own size and a sample's usual one."""
+RANKS = "scores of cells by which rows can be ranked; their softmax are no probabilities, as no site's hazard over time is known"
 PACKAGES = {"pt2": (), "onnx": ("onnx", "onnxruntime", "onnxscript")}
 """By form: what has to be installed."""
 
@@ -116,7 +117,11 @@ def write_program(model: Model, form: str, file: Path, samples: Tensor) -> dict[
         "made_by": made_by,
         "sha256": hashlib.sha256(file.read_bytes()).hexdigest(),
         "input": f"{str(raw.dtype).removeprefix('torch.')} {['n', *raw.shape[1:]]}".replace("'", ""),
-        "output": "a number" if of_number else "class scores; their softmax are the probabilities",
+        "output": "a number"
+        if of_number
+        else RANKS
+        if model.ranks_only
+        else "class scores; their softmax are the probabilities",
         "compared_on": len(raw),
         "largest_difference_of_scores": of_scores,
         **by_class,
