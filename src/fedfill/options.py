@@ -164,6 +164,8 @@ class Shared(TypedDict, total=False):
     """Size of the generator's noise."""
     generator_width: int
     """Channels of the generator's widest images."""
+    moments: Literal["first", "second"]
+    """What the generator comes near to: the mean features of a class, or their mean second moments (z z') as well."""
     estimator: Literal["biased", "unbiased"]
     """Of the distance of means: the paper's, or one without the bias of a batch's own spread (unbiased)."""
     ridge_lambda: Literal["gcv", "evidence", "loo", "holdout"] | float

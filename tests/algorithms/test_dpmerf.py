@@ -6,10 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from tests.experiment.world import digits
 from tests.helpers import refused
+from torch import Tensor
 
 import fedfill
+from fedfill.algorithms import dpmerf
+from fedfill.data.samples import normalise
 from fedfill.experiment.prepare import arrange
 
 QUICK: dict[str, Any] = {
@@ -52,6 +56,55 @@ def test_every_split_gives_the_same_bits(estimator: str, tmp_path: Path) -> None
         for k, (partition, clients, workers) in enumerate([("iid", 3, 1), ("dirichlet:0.1", 4, 3), ("classes:1", 10, 2)])
     }  # fmt: skip
     assert len(found) == 1
+
+
+SECOND: dict[str, Any] = {"moments": "second", "embedding": "conv(20) > project(16) > unit"}
+
+
+def test_second_moments_are_the_means_of_z_z_over_all_clients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found: dict[str, Any] = {}
+
+    def keep(generator: Any, encoder: Any, targets: Tensor, classes: Tensor, **more: Any) -> float:
+        found.update(encoder=encoder, targets=targets, classes=classes, seconds=more["seconds"])
+        return 0.0
+
+    monkeypatch.setattr(dpmerf, "match_means", keep)
+    run(tmp_path / "second", **SECOND)
+    records = (
+        arrange("dpmerf", data=images(), model="auto", partition="iid", clients=4, **QUICK)
+        .federation.pooled()
+        .clients[0]
+        .train
+    )
+    z = found["encoder"](normalise(records.inputs)).double()
+    assert found["classes"].tolist() == list(range(10))
+    for c in range(10):
+        own = z[records.labels == c]
+        torch.testing.assert_close(found["targets"][c].double(), own.mean(0), atol=1e-6, rtol=1e-5)
+        torch.testing.assert_close(found["seconds"][c].double(), own.T @ own / len(own), atol=1e-6, rtol=1e-5)
+    run(tmp_path / "first", embedding=SECOND["embedding"])
+    assert found["seconds"] is None
+
+
+def test_second_moments_have_one_release_as_well(tmp_path: Path) -> None:
+    kept = run(tmp_path, target_epsilon=5.0, generator_steps=2, **SECOND)
+    assert kept.summary["privacy"]["total_epsilon_added"] == pytest.approx(5, rel=1e-6)
+    assert len([e for e in kept.summary["privacy"]["entries"] if e["released"] == "Sums.sums"]) == 1
+    d, classes = 16, 10
+    numbers = classes * (d + 1 + d * (d + 1) // 2)
+    assert 4 * 4 * numbers <= kept.summary["bytes_up"] <= 4 * 8 * numbers + 4000  # four clients, 4 or 8 bytes a number
+
+
+def test_a_set_with_second_moments_teaches(tmp_path: Path) -> None:
+    options = {
+        "partition": "classes:1",
+        "clients": 10,
+        "classifier_epochs": 8,
+        "images_per_class": 150,
+        "generator_width": 16,
+    }
+    result = run(tmp_path, **options, **SECOND | {"embedding": "conv(50) > project(64) > unit"})
+    assert result.summary["accuracy"] > 0.5
 
 
 def test_a_run_that_is_stopped_between_stages_goes_on_with_the_same_bits(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import torch
 from fedfill.models.features import features
 from fedfill.synthesis.gan import start
 from fedfill.synthesis.gan_networks import GANSettings, Generator
-from fedfill.synthesis.moment_generator import distance, match_means
+from fedfill.synthesis.moment_generator import distance, distance_of_seconds, match_means
 
 
 def test_the_distances_by_hand() -> None:
@@ -28,6 +28,25 @@ def test_the_unbiased_one_is_that_of_endless_draws() -> None:
     found = {e: float(torch.stack([distance(targets, x, e) for x in z]).mean()) for e in ("biased", "unbiased")}
     assert found["unbiased"] == pytest.approx(truth, abs=0.15)
     assert found["biased"] == pytest.approx(truth + 3 * 5 / 4, abs=0.15)
+
+
+def test_the_distances_of_second_moments_are_those_of_the_vectors_z_z() -> None:
+    """The squared Frobenius distance of matrices is that of their numbers, whichever way it is computed."""
+    stream = torch.Generator().manual_seed(0)
+    z, targets = torch.randn(3, 4, 5, generator=stream), torch.randn(3, 5, 5, generator=stream)
+    outer = (z[..., :, None] * z[..., None, :]).flatten(2)  # [C, b, D * D]
+    for estimator in ("biased", "unbiased"):
+        by_hand = distance(targets.flatten(1), outer, estimator)
+        assert float(distance_of_seconds(targets, z, estimator)) == pytest.approx(float(by_hand), rel=1e-5)
+
+
+def test_second_moments_tell_spread_that_means_do_not() -> None:
+    """Half of the images are dark and half light, or all are grey: the mean is the same, and z z' is not."""
+    targets, seconds = torch.zeros(1, 1), torch.ones(1, 1, 1)
+    grey, both = torch.zeros(1, 4, 1), torch.tensor([[[1.0], [-1.0], [1.0], [-1.0]]])
+    assert float(distance(targets, grey, "biased")) == float(distance(targets, both, "biased")) == 0
+    assert float(distance_of_seconds(seconds, grey, "biased")) == 1
+    assert float(distance_of_seconds(seconds, both, "biased")) == 0
 
 
 def test_it_comes_nearer_to_the_means_of_images() -> None:

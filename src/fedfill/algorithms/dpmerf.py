@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from pydantic import Field
 from torch import Tensor, nn
@@ -66,6 +66,8 @@ class DPMERF(NoisySums, FromSynthetic):
     """Size of the generator's noise."""
     generator_width: int = Field(default=32, ge=1)
     """Channels of the generator's widest images."""
+    moments: Literal["first", "second"] = Field(default="first", exclude_if=lambda value: value == "first")
+    """What the generator comes near to: the mean features of a class, or their mean second moments (z z') as well."""
     estimator: Estimator = "biased"
     """Of the distance of means: the paper's, or one without the bias of a batch's own spread (unbiased)."""
 
@@ -87,8 +89,12 @@ class DPMERF(NoisySums, FromSynthetic):
         return encoder.to(inputs.device), d
 
     def server_state(self, initial: Weights) -> dict[str, Tree]:
-        """The classifier, the mean embeddings ``[C', D]`` of the classes that somebody holds, these, and the generator."""
-        return {**super().server_state(initial), "targets": None, "classes": None, "generator": None}
+        """The classifier, the mean embeddings ``[C', D]`` of the classes that somebody holds, these, and the generator.
+
+        With ``moments=second`` the mean second moments ``[C', D, D]`` as well.
+        """
+        empty: dict[str, Tree] = {"targets": None, "classes": None, "generator": None}
+        return {**super().server_state(initial), **empty, **({"seconds": None} if self.moments == "second" else {})}
 
     def pretraining_steps(self) -> int:
         """The one exchange, and the stages of the generator's training."""
@@ -114,10 +120,15 @@ class DPMERF(NoisySums, FromSynthetic):
             means = (collected.sums["moments"][:, held] / counts[held]).T
             server.state.targets = within(means, encoder.radius).float().to(server.sample.inputs.device)
             server.state.classes = held.nonzero().flatten().to(server.sample.inputs.device)
+            if self.moments == "second":
+                sums = collected.sums["class_grams"][held] / counts[held][:, None, None]
+                # no mean of z z' is longer than the longest one: noise may have made it so
+                seconds = within(sums.flatten(1), encoder.radius**2).view_as(sums)
+                server.state.seconds = seconds.float().to(server.sample.inputs.device)
 
     def statistic(self, d: int, classes: int) -> Statistic:
-        """M and N."""
-        return class_moments(d, classes, gram=False)
+        """M and N, and with ``moments=second`` the second moments of each class."""
+        return class_moments(d, classes, gram=False, by_class=self.moments == "second")
 
     @client_handler
     def embeddings(self, client: Client, message: AskEmbeddings) -> Sums:
@@ -146,6 +157,7 @@ class DPMERF(NoisySums, FromSynthetic):
             self.map_of(server.sample.inputs)[0],
             state.targets,
             state.classes,
+            seconds=state.seconds if self.moments == "second" else None,
             steps=min(STAGE, self.generator_steps - stage * STAGE),
             per_class=self.generator_batch,
             learning_rate=self.generator_learning_rate * DECAY**stage,

@@ -271,8 +271,9 @@ class FedDPMS(NoisyMeans, Matching, VAEOptions, Composable):
             means = class_means(model, data, classes, self.bound, self.clip(latent))  # [n, l]
             own = received if self.mechanism == "public_filter" else local
             judge = client.model({**own, **client.state.decoder}) if self.filters_at_home else None
-            # the paper's mechanism has no guarantee, and keeps its draws
-            noise = client.unguaranteed("dpms") if self.mechanism == "paper" else client.noise("dpms")
+            # the paper's mechanism with its filter has no guarantee, and keeps its draws
+            plain = self.mechanism == "paper" and self.keep != "all"
+            noise = client.unguaranteed("dpms") if plain else client.noise("dpms")
             shared, tried, releases = self.share(means, classes, counts, judge, noise, client.check)
         for name, release in releases.items():
             client.release(name, release)

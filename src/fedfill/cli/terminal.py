@@ -292,6 +292,11 @@ def print_synthesised(made: Synthesised) -> None:
     if few:
         paragraph(f"Fewer of {', '.join(few[:MOST_ROWS])}{', ...' if len(few) > MOST_ROWS else ''}.")
     paragraph(f"Privacy: {origin.guarantee}.")
+    if origin.epsilon is not None or origin.epsilon_added is not None:
+        paragraph(
+            "In a simulation the noise follows from the seed, which the file therefore doesn't tell. Before it is handed out, the run "
+            "needs a seed that nobody can guess."
+        )
     tell(f"\nWritten: {made.path}" + (f", {made.picture}" if made.picture is not None else ""))
 
 

@@ -155,7 +155,8 @@ def _print_exported(exported: Exported) -> None:
     whose = f"models of {len(models)} clients" if "client" in models[0] else "model"
     told = ((word, run.get(name)) for name, word in (("accuracy", "accuracy"), ("r2", "R²"), ("c_index", "C-index")))
     accuracy = "".join(f", {word} {figure:.4f} on the test set" for word, figure in told if figure is not None)
-    text = f"The {whose} of {run['algorithm']} on {run['data']}, {run['rounds']} round{'s' if run['rounds'] != 1 else ''}, seed {run['seed']}{accuracy}."
+    seed = "" if run["seed"] is None else f", seed {run['seed']}"
+    text = f"The {whose} of {run['algorithm']} on {run['data']}, {run['rounds']} round{'s' if run['rounds'] != 1 else ''}{seed}{accuracy}."
     takes = {
         "images": f"Takes images of {sizes}",
         "table": "Takes rows of a table",

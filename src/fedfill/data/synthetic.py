@@ -7,6 +7,7 @@ machine that made it is in there. A table with a schema may be a Parquet file, w
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -41,7 +42,7 @@ class Origin:
         data: Name of the data set that the run trained on, whose test set they are judged by; of one that was named by its path the
             last part of that.
         image_size: To which that data set's images were brought; None: none.
-        seed: Of the run.
+        seed: Of the run; None where a guarantee is carried, as the noise of a simulation follows from the seed.
         digest: Of the run's experiment.
         version: Of fedfill.
         per_class: How many of each class were asked for.
@@ -55,7 +56,7 @@ class Origin:
     algorithm: str
     data: str
     image_size: int | None
-    seed: int
+    seed: int | None
     digest: str
     version: str
     per_class: int
@@ -67,7 +68,8 @@ class Origin:
     @property
     def words(self) -> str:
         """Who made them, in a few words."""
-        return f"{self.algorithm} on {self.data}, seed {self.seed}, fedfill {self.version}"
+        seed = "" if self.seed is None else f", seed {self.seed}"
+        return f"{self.algorithm} on {self.data}{seed}, fedfill {self.version}"
 
     @property
     def guarantee(self) -> str:
@@ -190,13 +192,17 @@ def _origin(text: str, where: str) -> Origin:
     except (ValueError, TypeError, KeyError) as error:
         raise FedfillError(f"{where} has a header that is none of fedfill's; allowed: {ALLOWED}") from error
     kinds: dict[str, tuple[type, ...]] = {
-        "class_names": (tuple,), "image_size": (int, type(None)), "seed": (int,), "per_class": (int,), "delta": (float,),
+        "class_names": (tuple,), "image_size": (int, type(None)), "seed": (int, type(None)), "per_class": (int,), "delta": (float,),
         "epsilon": (float, int, type(None)), "epsilon_added": (float, int, type(None)),
     }  # fmt: skip
     for field in fields(Origin):
         value = getattr(origin, field.name)
         if not isinstance(value, kinds.get(field.name, (str,))) or isinstance(value, bool):
             raise FedfillError(f"{where} has {value!r} for '{field.name}' in its header; allowed: {ALLOWED}")
+        if isinstance(value, int | float) and not 0 <= value < math.inf:  # a NaN is refused here too
+            raise FedfillError(f"{where} has {value!r} for '{field.name}' in its header; allowed: {ALLOWED}")
+    if origin.image_size == 0:
+        raise FedfillError(f"{where} has 0 for 'image_size' in its header; allowed: {ALLOWED}")
     if len(set(origin.class_names)) < 2 or not all(isinstance(name, str) for name in origin.class_names):
         raise FedfillError(
             f"{where} names the classes {list(origin.class_names)}; allowed: two or more different names"

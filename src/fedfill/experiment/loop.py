@@ -198,7 +198,7 @@ def _loop(
             figures = {}
             if (t + 1) % (experiment.evaluate_every or 1) == 0 or t + 1 == experiment.rounds:
                 figures = _evaluate(algorithm, server, engine, t)
-            account = server.ledger.account(experiment.delta, prepared.federation.told)
+            account = server.ledger.account(experiment.delta, prepared.told)
             took = time.perf_counter() - start
             seconds += took
             record = {

@@ -22,6 +22,7 @@ from fedfill.data.synthetic import with_extra
 from fedfill.engines import require
 from fedfill.engines.allocator import keep_freed_memory
 from fedfill.errors import FedfillError, checked, did_you_mean
+from fedfill.experiment.before import came_before
 from fedfill.experiment.digest import digest
 from fedfill.experiment.own import Network, made, network_of, origins, partition_of, word_of
 from fedfill.experiment.settings import PYTHON, TABLES, Experiment, in_words, refuse_settings
@@ -54,6 +55,11 @@ class Prepared:
     federation: Federation
     model: nn.Module
     initial: Weights
+
+    @functools.cached_property
+    def told(self) -> tuple[str, ...]:
+        """Sentences on what is known of records beside what the run sends, for an account of privacy."""
+        return (*self.federation.told, *came_before(self.experiment.model_dump()))
 
     @functools.cached_property
     def digest(self) -> str:

@@ -204,6 +204,6 @@ def summarise(
         "lost_replies": sum(len(record["lost"]) for record in (*preparation, *records)),
         "warnings": [f"{_when(record)}: {text}" for record in (*preparation, *records) for text in record["warnings"]],
         "notes": list(prepared.federation.notes),
-        "privacy": server.ledger.account(experiment.delta, prepared.federation.told),
+        "privacy": server.ledger.account(experiment.delta, prepared.told),
     }
     return {**figures, "verdicts": [asdict(verdict) for verdict in of_run(figures, records)]}

@@ -146,8 +146,8 @@ def _check_target(target: Path, saved: Saved, own: bool) -> None:
         ) from error
     if held.get("digest") != saved.card["run"]["digest"]:
         raise FedfillError(
-            f"to: {target} holds the model of another run ({held.get('algorithm')} on {held.get('data')}, {held.get('rounds')} rounds, "
-            f"seed {held.get('seed')}); choose another folder or remove it"
+            f"to: {target} holds the model of another run ({held.get('algorithm')} on {held.get('data')}, {held.get('rounds')} rounds); "
+            "choose another folder or remove it"
         )
 
 

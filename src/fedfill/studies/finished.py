@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from fedfill.algorithms import Algorithm, find, known_algorithms
-from fedfill.data import synthetic
 from fedfill.data.samples import Samples
 from fedfill.errors import FedfillError
+from fedfill.experiment.before import came_before
 from fedfill.experiment.loop import recorded, synthetic_images
 from fedfill.experiment.prepare import Prepared
 from fedfill.experiment.settings import PYTHON
@@ -70,22 +69,14 @@ def account_of(document: Mapping[str, Any], summary: Mapping[str, Any], what: st
     Returns:
         ``statement``, ``epsilon`` and ``epsilon_added`` (None: no guarantee) and ``delta``.
     """
-    account, above = summary["privacy"], []
-    if synthetic.is_file(name := str(document["data"])):
-        words = "synthetic samples"
-        with suppress(FedfillError):  # the file may have gone since
-            words += f" ({synthetic.read(synthetic.locate(name, document.get('data_dir'))).origin.words})"
-        above.append(f"The run itself trained on {words}, whose account comes on top.")
-    if document.get("start_from") is not None:
-        above.append("The run began with another one's weights, whose account comes on top.")
-    if document.get("extra") is not None:
-        above.append("The run's clients had the samples of a file beside their own, whose account comes on top.")
-    if above:
+    account, before = summary["privacy"], came_before(document)
+    above = [sentence for sentence in before if sentence not in account["statement"]]
+    if before:
         above.append(f"In total: no guarantee is known for {what}.")
     return {
         # what came before was made of records too, perhaps of these: the run's own figures are none for the result
-        "epsilon": None if above else account["total_epsilon"],
-        "epsilon_added": None if above else account.get("total_epsilon_added"),
+        "epsilon": None if before else account["total_epsilon"],
+        "epsilon_added": None if before else account.get("total_epsilon_added"),
         "delta": account.get("delta"),
         "statement": " ".join([account["statement"], *above]),
     }

@@ -56,7 +56,7 @@ class _Subject:
         about: Its own figures and words, for the document.
         samples: The synthetic samples, on the device that is asked for.
         real: The real data.
-        seed: Of all draws.
+        seed: Of all draws: the run's, or 0 for a file that doesn't tell it.
         rounds: Records of the run, and its clients' data; None for a file.
         schema: Of a table; None where the samples are none, or nothing was agreed on about it.
         sites: By name the training rows of each site of such a table.
@@ -192,7 +192,7 @@ def _file(path: Path, data_dir: str | Path | None, device: torch.device) -> _Sub
     about = {**asdict(held.origin), "dataset": held.origin.data, "accuracy": None, "accuracy_by_class": None}
     del about["class_names"], about["data"]
     samples = held.samples.to(device)
-    return _Subject(path, path.with_suffix(".measures"), about, samples, Real.of(real), held.origin.seed, None)
+    return _Subject(path, path.with_suffix(".measures"), about, samples, Real.of(real), held.origin.seed or 0, None)
 
 
 def _table_file(path: Path, data_dir: str | Path | None) -> _Subject:
@@ -216,7 +216,7 @@ def _table_file(path: Path, data_dir: str | Path | None) -> _Subject:
     about = {**asdict(held.origin), "dataset": held.origin.data}
     del about["class_names"], about["data"], about["per_class"], about["image_size"]
     return _Subject(
-        path, path.with_suffix(".measures"), about, held.samples, real, held.origin.seed, None, schema, sites
+        path, path.with_suffix(".measures"), about, held.samples, real, held.origin.seed or 0, None, schema, sites
     )
 
 

@@ -30,6 +30,8 @@ SHOWN = 10
 """Samples of each class in the picture."""
 EACH = 500
 """Samples of each class that are made."""
+MOST = 100_000
+"""Samples of each class that may be asked for."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,7 @@ def synthesise(
         directory: The run directory, or what `fedfill.run` returned.
         out: The file, which ends in ``.safetensors``; the picture has its name with ``.png``. Of a run on a table with a schema also
             a file that ends in ``.parquet``: a table with the schema's columns, values drawn within their cells.
-        per_class: So many of each class, at least 1; fewer where the algorithm has a fixed set. None: 500, and of a ``.parquet`` file as
+        per_class: So many of each class, from 1 to 100,000; fewer where the algorithm has a fixed set. None: 500, and of a ``.parquet`` file as
             many rows, in the shares, as the algorithm makes.
         against: A data set, by its name or its folder, whose nearest image the picture shows below each synthetic one: a public
             one, or one's own.
@@ -87,8 +89,8 @@ def synthesise(
         raise FedfillError(f"out: found {path}; allowed: a file that ends in {synthetic.SUFFIX} or {synthetic.TABLE}")
     if per_class is None and not as_table:
         per_class = EACH
-    if per_class is not None and (type(per_class) is not int or per_class < 1):
-        raise FedfillError(f"per_class: found {per_class!r}; allowed: a whole number of at least 1")
+    if per_class is not None and (type(per_class) is not int or not 1 <= per_class <= MOST):
+        raise FedfillError(f"per_class: found {per_class!r}; allowed: a whole number from 1 to {MOST}")
     place = RunDirectory(path_of("directory", directory, A_RUN))
     require_maker(place, "synthesise")
     run, result = finished(place, "synthesise", data_dir, device)
@@ -105,7 +107,7 @@ def synthesise(
     samples = made_by(run, place, "synthesise", choose_device(run.experiment.device), per_class).to("cpu")
     origin = _origin(run, result, per_class or 0)
     if as_table and schema is not None:
-        data = _parquet(schema, samples, origin)
+        data = _parquet(schema, samples, origin, run.experiment.seed)
     else:
         data = synthetic.to_bytes(Synthetic(samples, origin))
     with writing(path):
@@ -131,7 +133,8 @@ def _origin(run: Prepared, result: Result, per_class: int) -> Origin:
         algorithm=experiment.algorithm,
         data=Path(name).name if is_place(name) else name,  # others need not know where it lay
         image_size=image_size,
-        seed=experiment.seed,
+        # who knows the seed can draw the noise again, and take it off
+        seed=experiment.seed if account["epsilon"] is None and account["epsilon_added"] is None else None,
         digest=run.digest,
         version=__version__,
         per_class=per_class,
@@ -142,11 +145,11 @@ def _origin(run: Prepared, result: Result, per_class: int) -> Origin:
     )
 
 
-def _parquet(schema: Schema, samples: Samples, origin: Origin) -> bytes:
+def _parquet(schema: Schema, samples: Samples, origin: Origin, seed: int) -> bytes:
     """A table by the schema, with how it was made in its metadata."""
     import pyarrow.parquet as pq
 
-    draw = np.random.default_rng(derive(origin.seed, "synthesise", "values"))
+    draw = np.random.default_rng(derive(seed, "synthesise", "values"))
     table = schema.frame(schema.codes_of(samples.inputs, samples.labels), draw)
     told = {
         synthetic.KEY: json.dumps(asdict(origin), sort_keys=True, allow_nan=False),

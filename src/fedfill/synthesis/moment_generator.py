@@ -38,8 +38,28 @@ def distance(targets: Tensor, z: Tensor, estimator: Estimator) -> Tensor:
     return pairs - 2 * (targets * z.mean(1)).sum() + targets.square().sum()
 
 
+def distance_of_seconds(targets: Tensor, z: Tensor, estimator: Estimator) -> Tensor:
+    """The squared distance of mean second moments z z', as matrices, summed over classes.
+
+    Args:
+        targets: Mean second moments S_c of records, ``[C, D, D]``.
+        z: Features of generated images, ``[C, b, D]``, b at least 2.
+        estimator: As in `distance`: ``sum_c |S_c - mean_b z z'|_F^2``, or without the pairs of an image with itself.
+
+    Returns:
+        A scalar; the unbiased one may be below 0.
+    """
+    b = z.shape[1]
+    sums = z.transpose(1, 2) @ z  # [C, D, D]
+    if estimator == "biased":
+        return (targets - sums / b).square().sum()
+    # the inner product of two z z' is the square of that of the two z
+    pairs = (sums.square().sum() - z.square().sum(2).square().sum()) / (b * (b - 1))
+    return pairs - 2 * (targets * sums).sum() / b + targets.square().sum()
+
+
 def match_means(
-    generator: Generator, encoder: FeatureMap, targets: Tensor, classes: Tensor, *,
+    generator: Generator, encoder: FeatureMap, targets: Tensor, classes: Tensor, *, seconds: Tensor | None = None,
     steps: int, per_class: int, learning_rate: float, estimator: Estimator, draws: torch.Generator,
 ) -> float:  # fmt: skip
     """Train a generator in place, by Adam.
@@ -49,6 +69,7 @@ def match_means(
         encoder: The map of features.
         targets: ``[C', D]``, one row for each of `classes`.
         classes: Which classes somebody holds, ``[C']``.
+        seconds: Mean second moments of features, ``[C', D, D]``, to which the generated ones come near as well.
         steps: Of Adam, which starts afresh.
         per_class: Images of each class in a step, at least 2.
         learning_rate: Adam's.
@@ -66,6 +87,8 @@ def match_means(
         noise = torch.randn(len(labels), _latent(generator), generator=draws, device=draws.device)
         z = smooth_features(encoder, generator(noise, labels)).view(len(classes), per_class, -1)
         loss = distance(targets, z, estimator)
+        if seconds is not None:
+            loss = loss + distance_of_seconds(seconds, z, estimator)
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
