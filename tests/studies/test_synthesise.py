@@ -102,7 +102,8 @@ def test_the_picture_has_the_nearest_images_below(place: Path, tmp_path: Path):
     [
         ("plain", {}, "synthesise", ("run of fedavg", "feddpgan", "fedvae", "fedzdac")),
         ("nowhere", {}, "synthesise", ("nowhere", "experiment.toml")),
-        ("gan", {"per_class": 0}, "per_class", ("found 0", "at least 1")),
+        ("gan", {"per_class": 0}, "per_class", ("found 0", "from 1 to 100000")),
+        ("gan", {"per_class": 10**9}, "per_class", ("found 1000000000", "100000")),
         ("gan", {"per_class": 2.5}, "per_class", ("found 2.5",)),
         ("gan", {"out": "made.npz"}, "out", ("made.npz", ".safetensors")),
         ("gan", {"against": "digit"}, "data", ("'digit'", "digits")),
@@ -234,4 +235,33 @@ def test_extra_samples_are_not_taken_for_real_ones(place: Path, tmp_path: Path):
     found = measure(tmp_path / "run", per_class=6, out=tmp_path / "b").document
     assert found["nearest"]["real_median"] == plain["nearest"]["real_median"]
     made = synthesise(tmp_path / "run", out=tmp_path / "made.safetensors", per_class=2)
-    assert "the samples of a file beside their own" in made.origin.privacy
+    assert "the samples of a file (feddpgan on digits" in made.origin.privacy
+    assert "beside their own, whose account comes on top" in made.origin.privacy
+
+
+@pytest.mark.parametrize(("options", "told"), [({"target_epsilon": 5.0}, None), ({}, 4321)])
+def test_what_carries_a_guarantee_does_not_tell_the_seed_that_its_noise_follows_from(
+    tmp_path: Path, options: dict[str, float], told: int | None
+):
+    more = {"data": "digits", "data_fraction": 0.3, "clients": 2, "images_per_class": 5, "classifier_epochs": 1}
+    fedfill.run("fedgauss", out=tmp_path / "run", seed=4321, **more, **options)
+    made = synthesise(tmp_path / "run", out=tmp_path / "made.safetensors", per_class=2)
+    model = fedfill.export(tmp_path / "run", to=tmp_path / "model")
+    assert read(made.path).origin.seed == model.card["run"]["seed"] == told
+    for path in (made.path, tmp_path / "model" / "model.json"):
+        assert (b"4321" in path.read_bytes()) == (told is not None)
+
+
+def test_what_a_run_was_given_stands_in_its_own_account(place: Path, tmp_path: Path):
+    """A guarantee for what a run sent says nothing of a file that was made of the same records before."""
+    more = {"embedding": "fourier(50)", "generator_steps": 2, "generator_width": 8, "images_per_class": 5, "clients": 3}
+    told = fedfill.run(
+        "dpmerf", data="digits", target_epsilon=3.0, extra=place / "made.safetensors", out=tmp_path / "run", **more
+    ).summary["privacy"]
+    (sentence,) = told["not_in_the_account"]
+    assert "the samples of a file (feddpgan on digits" in sentence
+    assert told["statement"].endswith(sentence)
+    made = synthesise(tmp_path / "run", out=tmp_path / "made.safetensors", per_class=2).origin
+    assert (made.epsilon, made.epsilon_added) == (None, None)
+    assert made.privacy.count("whose account comes on top") == 1
+    assert made.guarantee == "no guarantee is known for these samples"

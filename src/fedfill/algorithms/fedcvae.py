@@ -169,13 +169,19 @@ class FedCVAE(Algorithm):
         """The decoders that came, with their counts; who has too few records is named."""
         usable = {i: reply for i, reply in found.items() if reply.decoder is not None and bool(reply.counts.any())}
         if not usable:
+            if any(reply.decoder is not None for reply in found.values()):
+                raise FedfillError(
+                    f"target_epsilon: found {self.target_epsilon}, whose noise has left no client a count above 0, so nothing can be "
+                    "drawn; allowed: more, or clients with more records"
+                )
             raise FedfillError(
                 f"engine: no client sent a decoder, so there is nothing to train on; a client needs {FEWEST} records or more"
             )
         if len(usable) < len(found):
             without = ", ".join(str(i) for i in found if i not in usable)
             server.warn(
-                f"These clients have too few records for a decoder, and the others go on without them: {without}."
+                f"These clients have too few records for a decoder, or noise has left no count of theirs above 0, and the others go on "
+                f"without them: {without}."
             )
         counts = torch.stack([reply.counts for reply in usable.values()])
         if len(missing := (counts.sum(0) == 0).nonzero()[:, 0].tolist()):
