@@ -181,7 +181,7 @@ def print_measures(measures: Measures) -> None:
     paragraph(f"Features: {'; '.join(features)}. An observer's figures: nothing may be chosen by them.")
     for note in found["notes"]:
         paragraph(note)
-    tell("\nWritten: " + ", ".join(str(measures.directory / name) for name in ("measures.json", "measures.png")))
+    tell(f"\nWritten: {measures.directory}/measures.json, measures.png")
 
 
 def _print_table(measures: Measures) -> None:
@@ -230,8 +230,7 @@ def _print_table(measures: Measures) -> None:
     )
     for note in found["notes"]:
         paragraph(note)
-    names = ("measures.json", "measures.csv", "measures.png")
-    tell("\nWritten: " + ", ".join(str(measures.directory / name) for name in names))
+    tell(f"\nWritten: {measures.directory}/measures.json, measures.csv, measures.png")
 
 
 def _table(*columns: str) -> Table:
