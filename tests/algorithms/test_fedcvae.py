@@ -203,8 +203,10 @@ def test_one_client_alone_is_training_on_the_images_of_its_own_decoder() -> None
     server = run_rounds(algorithm, 1, federation=lonely(40, 0, 1, 0))
     assert server.lost == []
     assert server.history[0]["warnings"] == [
-        "These clients have too few records for a decoder, or noise has left no count of theirs above 0, and the others go on without "
-        "them: 1, 2, 3.",
+        (
+            "These clients have too few records for a decoder, or noise has left no count of theirs above 0, and the others go on without "
+            "them: 1, 2, 3."
+        ),
         "Nobody holds these classes, so they are neither drawn nor learned: 2, 3.",
     ]
     mixture: Mixture = server.state.decoders
