@@ -10,6 +10,7 @@ from tests.experiment.world import digits
 from tests.helpers import refused
 
 import fedfill
+from fedfill.algorithms import dpmerf
 from fedfill.experiment.prepare import arrange
 
 QUICK: dict[str, Any] = {
@@ -54,15 +55,18 @@ def test_every_split_gives_the_same_bits(estimator: str, tmp_path: Path) -> None
     assert len(found) == 1
 
 
-def test_a_run_that_is_stopped_between_stages_goes_on_with_the_same_bits(tmp_path: Path) -> None:
-    whole = run(tmp_path / "whole")
+def test_a_run_that_is_stopped_between_stages_goes_on_with_the_same_bits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dpmerf, "STAGE", 20)
+    whole = run(tmp_path / "whole", generator_steps=30)
 
     def stop(record: dict[str, Any], rounds: int) -> None:
         if "distance" in record:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run(tmp_path / "stopped", on_round=stop)
+        run(tmp_path / "stopped", generator_steps=30, on_round=stop)
     again = fedfill.resume(tmp_path / "stopped", data=images())
     assert again.summary["weights_sha256"] == whole.summary["weights_sha256"]
 

@@ -203,9 +203,10 @@ def once_each(clip):
 
     def remembered(loss, weights, batch, bound):
         x = batch[0]
-        if id(x) not in known:
-            known[id(x)] = x, clip(loss, weights, batch, bound)  # with x, whose id is its own as long as it is there
-        return known[id(x)][1]
+        of = (x.shape, x.numpy().tobytes())
+        if of not in known:
+            known[of] = clip(loss, weights, batch, bound)
+        return known[of]
 
     return remembered
 
@@ -336,7 +337,8 @@ def steps(claim, probability, count, multiplier, repeats=250):
             total += flat(dpsgd.noisy_sum(linear, ZEROS, (x[index],), 1.0, multiplier, noise))
         return total
 
-    return audited(view, -5 * E0[None], 5 * E0[None], claim, repeats, gaussian=False)
+    with mock.patch.object(dpsgd, "clipped_sum", once_each(dpsgd.clipped_sum)):
+        return audited(view, -5 * E0[None], 5 * E0[None], claim, repeats, gaussian=False)
 
 
 def test_14_every_record_is_in_every_step(monkeypatch):
