@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import os
 import signal
@@ -23,6 +24,14 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ.pop("COLUMNS", None)
 importlib.import_module("fedfill.cli.terminal")
 torch.set_num_threads(1)  # tensors here are tiny: waking more threads costs more than they bring
+gc.disable()  # what imports and the collection of tests make stays, and looking through it again and again takes long
+
+
+def pytest_collection_finish() -> None:
+    """From here on garbage is looked for in what tests make, and no longer in all that was there before them."""
+    gc.collect()
+    gc.freeze()
+    gc.enable()
 
 
 def _random_samples(n: int, shape: tuple[int, ...] = (1, 8, 8), classes: int = 3, seed: int = 0) -> Samples:

@@ -3,6 +3,7 @@
 import os
 import re
 import runpy
+import shlex
 import subprocess
 import sys
 import unicodedata
@@ -11,6 +12,7 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
+from tests.cli.calls import fedfill_
 
 import fedfill
 from fedfill.algorithms import known_algorithms
@@ -150,19 +152,48 @@ def terminal(tmp_path, monkeypatch):
     sys.modules.pop("my", None)
 
 
+def calls_in(code: str) -> list[list[str]]:
+    """The words behind each fedfill of a block of commands; none where a shell is needed to understand it."""
+    lines = [shlex.split(line) for line in code.replace("\\\n", " ").splitlines()]
+    plain = not set("|&;<>()$`*?[]#~{}!'") & set(code)
+    return [words[1:] for words in lines] if plain and all(words[:1] == ["fedfill"] for words in lines) else []
+
+
+def test_commands_that_need_a_shell_are_known():
+    assert calls_in('fedfill run \\\n  x --set a=1\nfedfill predict "a b/c"\n') == [
+        ["run", "x", "--set", "a=1"],
+        ["predict", "a b/c"],
+    ]
+    for code in ("fedfill run fedavg --data $HOME", "fedfill partition > found.txt", "head -4 data.csv", "\n"):
+        assert calls_in(code) == []
+
+
+def entered(code: str, alone: bool) -> str:
+    """What a block of commands prints, in a shell or, where none is needed, in this process, which has no start to wait for."""
+    calls = [] if alone else calls_in(code)
+    if not calls:
+        done = subprocess.run(["bash", "-euo", "pipefail", "-c", code], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+    shown = ""
+    for words in calls:
+        result = fedfill_(*words)
+        assert result.exit_code == 0, (result.output, result.exception)
+        shown += result.stdout
+    return shown
+
+
 def test_there_are_tutorials():
     assert len(TUTORIALS) == 6
 
 
 @pytest.mark.parametrize("page", TUTORIALS, ids=lambda page: page.stem)
 def test_a_tutorial_runs_as_written(page, terminal, capsys):
-    names, shown = {"__name__": "__main__"}, ""
+    names, shown, alone = {"__name__": "__main__"}, "", True
     for language, code in FENCE.findall(page.read_text()):
         saved = re.match(r"# (\w+\.py)\n", code)
         if language == "sh":
-            done = subprocess.run(["bash", "-euo", "pipefail", "-c", code], capture_output=True, text=True)
-            shown = done.stdout
-            assert done.returncode == 0, done.stderr
+            shown, alone = entered(code, alone), False  # a page's first commands are processes of their own
         elif language == "py" and saved:
             Path(saved[1]).write_text(code)
         elif language == "py":

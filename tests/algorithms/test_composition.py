@@ -278,7 +278,7 @@ def test_augmentation_reaches_all_that_is_trained_on_or_is_refused(name: str, mo
 def test_running_statistics_follow_the_policy(name: str, buffers: str):
     """With batch norm: averaged they move, frozen they stay as the initial model has them; no counter is a mean."""
     extra = quick(name)
-    federation = small_federation(labelled=8 if name in ("semifl", "fixmatch") else None)
+    federation = small_federation(samples=16, labelled=8 if name in ("semifl", "fixmatch") else None)
     server = run_rounds(find(name)(**extra, buffers=buffers), rounds=2, model={"width": "wide"}, federation=federation)
     models = [find(name)(**extra).global_weights(server)]
     if find(name).personal:

@@ -205,16 +205,8 @@ def test_a_study_and_a_grid_are_tracked_run_by_run(elsewhere: Path, monkeypatch:
     monkeypatch.setattr("fedfill.studies.track.require", lambda tracker: None)
     monkeypatch.setattr("fedfill.studies.track.track", lambda tracker, label: names.append(label))
     small = [
-        "--clients",
-        "2",
-        "--partition",
-        "iid",
-        "--rounds",
-        "1",
-        "--set",
-        "local_epochs=1",
-        "--data-fraction",
-        "0.3",
+        *("--clients", "2", "--partition", "iid", "--rounds", "1", "--set", "local_epochs=1", "--data-fraction", "0.3"),
+        *("--model", "mlp"),
     ]
     assert fedfill_("study", *small, "--seeds", "0", "--track", "mlflow").exit_code == 0
     assert len(names) == len(set(names))  # the same method comes again in a later stage

@@ -73,7 +73,7 @@ def test_steps_without_noise_go_on_and_those_that_share_a_budget_do_not(tmp_path
 
 def test_in_a_comparison_auto_is_a_network_of_its_own_for_them_and_one_for_all_others(tmp_path: Path) -> None:
     comparison = fedfill.compare(
-        ["fedavg", "fed3r", "moon", "softmax"],
+        ["fedavg", f"fed3r:features={ONE['features']}", "moon", f"softmax:features={ONE['features']}"],
         **{**SMALL, "data_fraction": 0.1},
         rounds=2,
         seeds=[0],

@@ -2,6 +2,7 @@
 
 import math
 from types import SimpleNamespace
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -38,9 +39,15 @@ EPSILON = 6.0
 add_noise, clipped_sum = privacy.add_noise, dpsgd.clipped_sum
 
 
-def judge(audit, monkeypatch, plant):
+SOUND = {}
+"""Audits of twins that several faults have, by name: each repeats the same bits."""
+
+
+def judge(audit, monkeypatch, plant, twin=None):
     """The sound twin first: a monkeypatch that broke the audit itself would show there."""
-    sound = audit()
+    sound = SOUND.get(twin) or audit()
+    if twin is not None:
+        SOUND[twin] = sound
     assert sound.p_value > 1e-4, sound
     assert sound.verdict != "FAIL"
     plant(monkeypatch)
@@ -108,7 +115,7 @@ def test_faults_in_the_noise_of_sums(monkeypatch, plant, blocks):
         def audit():
             return audited_sums(EPSILON, repeats=700, **blocks)
 
-    judge(audit, monkeypatch, plant)
+    judge(audit, monkeypatch, plant, f"sums with {blocks}")
 
 
 def two_rounds(ask):
@@ -190,6 +197,20 @@ def flat(sums):
     return torch.cat([sums["w"], sums["b"][None]]).double().numpy()
 
 
+def once_each(clip):
+    """The clip, whose sum over a batch that comes again is known: the noise alone is new in each repeat."""
+    known = {}
+
+    def remembered(loss, weights, batch, bound):
+        x = batch[0]
+        of = (x.shape, x.numpy().tobytes())
+        if of not in known:
+            known[of] = clip(loss, weights, batch, bound)
+        return known[of]
+
+    return remembered
+
+
 def gradients(without, with_it, multiplier=1.3, others=None, claim=None, repeats=500):
     """An audit of one noisy sum of gradients, clipped to 1, of a few other records and one that is replaced."""
     rest = torch.zeros(0, D) if others is None else others
@@ -198,13 +219,14 @@ def gradients(without, with_it, multiplier=1.3, others=None, claim=None, repeats
         noise = seeded(seed, "noise")
         return flat(dpsgd.noisy_sum(linear, ZEROS, (x,), 1.0, multiplier, noise))
 
-    return audited(
-        view,
-        torch.cat([rest, without[None]]),
-        torch.cat([rest, with_it[None]]),
-        claim or Claim(2 / multiplier),
-        repeats,
-    )
+    with mock.patch.object(dpsgd, "clipped_sum", once_each(dpsgd.clipped_sum)):
+        return audited(
+            view,
+            torch.cat([rest, without[None]]),
+            torch.cat([rest, with_it[None]]),
+            claim or Claim(2 / multiplier),
+            repeats,
+        )
 
 
 def clip_with(change):
@@ -315,7 +337,8 @@ def steps(claim, probability, count, multiplier, repeats=250):
             total += flat(dpsgd.noisy_sum(linear, ZEROS, (x[index],), 1.0, multiplier, noise))
         return total
 
-    return audited(view, -5 * E0[None], 5 * E0[None], claim, repeats, gaussian=False)
+    with mock.patch.object(dpsgd, "clipped_sum", once_each(dpsgd.clipped_sum)):
+        return audited(view, -5 * E0[None], 5 * E0[None], claim, repeats, gaussian=False)
 
 
 def test_14_every_record_is_in_every_step(monkeypatch):

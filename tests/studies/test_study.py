@@ -158,7 +158,7 @@ def test_the_command_has_every_word_that_was_given() -> None:
 
 
 def test_a_budget_cuts_the_study_and_not_the_model_in_use(tmp_path: Path) -> None:
-    given = {**SMALL, **QUICK, "rounds": 9, "seeds": [0], "data_fraction": 0.1}
+    given = {**SMALL, **QUICK, "rounds": 9, "seeds": [0], "data_fraction": 0.1, "model": "mlp"}
     found = study(**given, out=tmp_path / "s", budget=0.001)
     assert found.recommendation is not None
     rounds = next(one.rounds for one in found.finalists if one.label == found.recommendation.label)
@@ -175,7 +175,7 @@ def test_a_frame_and_lists_of_rows_are_called_what_came_from_python() -> None:
 
 def test_methods_that_cannot_take_a_setting_are_left_out_and_named(tmp_path: Path) -> None:
     """SCAFFOLD needs sgd; a user who asks for adam has not named it."""
-    options = {**SMALL, "rounds": 1, "clients": 2, "seeds": [0], "partition": "iid"}
+    options = {**SMALL, "rounds": 1, "clients": 2, "seeds": [0], "partition": "iid", "model": "mlp"}
     found = study(**options, **QUICK, optimizer="adam", out=tmp_path / "s")
     assert not any("scaffold" in entry.label for entry in found.entries)
     (why,) = [why for names, why in found.not_tried.items() if names.startswith("scaffold")]
@@ -195,7 +195,7 @@ def test_methods_that_are_the_same_with_these_settings_are_run_once(tmp_path: Pa
 
 
 def test_a_setting_that_the_references_lack_is_no_slip(tmp_path: Path) -> None:
-    options = {**SMALL, "rounds": 1, "clients": 2, "seeds": [0], "partition": "iid"}
+    options = {**SMALL, "rounds": 1, "clients": 2, "seeds": [0], "partition": "iid", "model": "mlp"}
     found = study(**options, **QUICK, weighting="uniform", head="ccvr", out=tmp_path / "s")
     assert {*found.references} == {"local", "central"}
     with refused("setting", "mu"):
@@ -224,7 +224,7 @@ def test_a_damaged_record_is_a_sentence(text: str, tmp_path: Path) -> None:
 
 def test_with_a_guarantee_asked_for_only_those_that_give_one(tmp_path: Path) -> None:
     options = {**SMALL, "rounds": 2, "partition": "iid", "clients": 2, "seeds": [0]}
-    found = study(**options, target_epsilon=8, out=tmp_path / "s")
+    found = study(**options, features="conv(20) > project(64)", target_epsilon=8, out=tmp_path / "s")
     assert [entry.label for entry in found.entries] == ["fed3r", "softmax"]
     assert list(found.references) == ["without noise"]
     assert found.recommendation is not None

@@ -182,7 +182,8 @@ def last_linear(model: nn.Module, inputs: Tensor, algorithm: str) -> str:
     with torch.no_grad(), ExitStack() as stack:
         seen = {name: stack.enter_context(output_of(module)) for name, module in linear}
         scores = model.eval()(normalise(inputs))
-    model.train(training)
+    if training:
+        model.train()
     for name in reversed(seen):
         if len(seen[name]) == 1 and torch.equal(seen[name][0], scores):
             return str(name)

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from matplotlib import rc_context
 from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
 from matplotlib.text import Text
@@ -382,6 +383,9 @@ def _save(figure: Figure, path: Path, *formats: str) -> None:
     """Write the picture beside its place and move it there, so that nobody ever sees half a picture; PNG and SVG if not told."""
     for text in figure.findobj(Text):
         text.set_parse_math(False)  # a dollar in a name begins no formula
+    # found once: to be told "tight", matplotlib lays each file out twice
+    renderer = FigureCanvasAgg(figure).get_renderer()  # type: ignore[no-untyped-call]
+    box = figure.get_tightbbox(renderer).padded(0.15)
     for kind in formats or ("png", "svg"):
         place = path if kind == "png" else path.with_suffix(f".{kind}")
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{place.name}.", suffix=".tmp")
@@ -390,7 +394,7 @@ def _save(figure: Figure, path: Path, *formats: str) -> None:
         same: dict[str, Any] = {"metadata": {dated[kind]: None}} if kind in dated else {}
         try:
             with os.fdopen(handle, "wb") as file, rc_context({"svg.hashsalt": "fedfill"}):
-                figure.savefig(file, format=kind, bbox_inches="tight", pad_inches=0.15, **same)
+                figure.savefig(file, format=kind, bbox_inches=box, **same)
             # mkstemp's files are readable by their owner alone
             os.chmod(temporary, 0o644)
             os.replace(temporary, place)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scipy import stats
+from scipy import special
 
 from fedfill.errors import FedfillError
 from fedfill.experiment.summary import Result
@@ -198,7 +198,7 @@ def paired_difference(differences: Sequence[float], missed: float = 0.05) -> Dif
     mean = statistics.fmean(differences)
     if n < 2 or (deviation := statistics.stdev(differences)) < ALIKE:
         return Difference(mean, None)
-    return Difference(mean, float(stats.t.ppf(1 - missed / 2, n - 1)) * deviation / math.sqrt(n))
+    return Difference(mean, float(special.stdtrit(n - 1, 1 - missed / 2)) * deviation / math.sqrt(n))
 
 
 def record(comparison: Comparison) -> bytes:

@@ -8,7 +8,7 @@ import itertools
 import math
 from collections.abc import Iterable, Sequence
 
-from scipy import stats
+from scipy import special
 
 from fedfill.runs.directory import write_atomically, writing
 from fedfill.runs.shown import NOTHING, latex, markdown, markdown_table
@@ -80,7 +80,7 @@ def _table(comparison: Comparison) -> str:
                 if (
                     deviation is not None and deviation >= ALIKE
                 ):  # as of differences: none follows from seeds that are alike
-                    half = float(stats.t.ppf(0.975, n - 1)) * deviation / math.sqrt(n)
+                    half = float(special.stdtrit(n - 1, 0.975)) * deviation / math.sqrt(n)
                     low, high = str(mean - half), str(mean + half)
                 yield row.label, name, mean, "" if deviation is None else deviation, low, high, n
 
