@@ -114,6 +114,8 @@ def _of_large_sites(rows: Any, schema: Schema) -> Any:
 
     sites = [str(cell) for cell in rows.column(schema.site).to_pylist()]
     sizes = Counter(sites)
+    if not any(size >= LEAST for size in sizes.values()):
+        raise FedfillError(f"tables: found no site with {LEAST} rows in column '{schema.site}'; allowed: one or more")
     return rows.filter(pa.array([sizes[site] >= LEAST for site in sites]))
 
 
