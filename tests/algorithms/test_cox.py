@@ -126,6 +126,10 @@ def test_within_sites_the_network_ranks_and_tells_no_probability(tmp_path: Path)
         with refused("survival", "strata=none"):
             _ = found.medians
     assert "model_tells" not in run("cox", tmp_path / "whole").summary["findings"]
+    place = result.directory / "summary.json"
+    place.write_text(place.read_text().replace('"model_tells": "ranks"', '"ranks_only": true'))
+    with refused("survival", "strata=none"):  # a run from before the word
+        _ = fedfill.predict(result.directory, rows).medians
 
 
 def test_how_well_it_ranks(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 import torch
+from tests.engines.in_process import InProcessEngine
 from tests.experiment.test_numbers import TOML as STAYS
 from tests.experiment.test_numbers import stays
 from tests.helpers import refused
@@ -18,6 +20,8 @@ import fedfill
 from fedfill.algorithms.moments import by_bounds, moment_sums
 from fedfill.data.schema import Schema, from_toml, read_schema
 from fedfill.errors import FedfillError
+from fedfill.experiment.loop import execute
+from fedfill.experiment.prepare import arrange
 
 TOML = """
 site = "site"
@@ -244,6 +248,45 @@ def test_it_says_that_it_trains_nothing(tmp_path: Path) -> None:
     (warning,) = run(tmp_path / "run")[0].summary["warnings"]
     assert "trains nothing" in warning
     assert "schema.toml" in warning
+
+
+def test_nobody_compares_it(tmp_path: Path) -> None:
+    (tmp_path / "given.toml").write_text(TOML)
+    with refused("compare", "moments", "fedfill run moments"):
+        fedfill.compare(
+            ["fedavg", "moments"],
+            data=rows(),
+            partition="domain",
+            schema_file=tmp_path / "given.toml",
+            out=tmp_path / "out",
+        )
+    assert not (tmp_path / "out").exists()
+
+
+def test_hosts_tell_nothing_but_their_sums(tmp_path: Path) -> None:
+    """No host scores the network as drawn, so that its account has the sums alone."""
+    (tmp_path / "given.toml").write_text(TOML)
+    options: dict[str, Any] = {
+        "schema_file": tmp_path / "given.toml",
+        "client_test": 0.2,
+        "client_validation": 0.2,
+        "target_epsilon": 1.0,
+    }
+    prepared = arrange("moments", data=rows(), partition="domain", model="auto", engine="flower", **options)
+    parts = (
+        prepared.algorithm,
+        replace(prepared.federation, test=prepared.federation.test[:0]),
+        prepared.model,
+        prepared.initial,
+    )
+    places = tmp_path / "hosts"
+    summary = execute(
+        prepared, tmp_path / "run", connect=lambda *_: InProcessEngine(*parts, folder=places, validate_clients=True)
+    ).summary
+    account = summary["privacy"]
+    assert {entry["released"] for entry in account["entries"]} == {"Sums.sums"} or len(account["entries"]) == 1
+    assert account["total_epsilon"] is not None
+    assert set(summary["accuracy_by_client"]) == {None}
 
 
 @pytest.mark.parametrize(

@@ -91,20 +91,35 @@ def write(folder: Path, name: str, columns: dict[str, list[object]]) -> None:
     pa.csv.write_csv(pa.table(columns), folder / f"{name}.csv")
 
 
-PUPILS = {
+PUPILS: dict[str, list[object]] = {
     "rownames": [1, 2, 3], "school": [1224, 1224, 1288], "minrty": ["No", "Yes", "No"], "sx": ["Female", "Male", "Male"],
     "ses": [-1.5, 0.0, 0.3], "mAch": [5.9, 13.131, 20.0], "meanses": [-0.4, -0.4, 0.1], "sector": ["Public", "Public", "Catholic"],
     "cses": [-1.1, 0.4, 0.2],
 }  # fmt: skip
 
 
+def ten_times(columns: dict[str, list[object]]) -> dict[str, list[object]]:
+    """So many rows that no site is left out."""
+    return {name: cells * 10 for name, cells in columns.items()}
+
+
 def test_a_table_of_the_users_is_read_as_its_package_has_it(tmp_path: Path) -> None:
-    write(tmp_path, "hsb82", PUPILS)
+    write(tmp_path, "hsb82", ten_times(PUPILS))
     table = known_tables()["hsb82"]
     rows = read(table, tmp_path)
-    assert rows.column("mach").to_pylist() == ["no", "no", "yes"]  # above the median, not at it
+    assert rows.column("mach").to_pylist() == ["no", "no", "yes"] * 10  # above the median, not at it
     assert "cses" not in rows.column_names
-    assert table.schema.codes(rows, "pupils").shape == (3, 6)
+    assert table.schema.codes(rows, "pupils").shape == (30, 6)
+
+
+def test_small_sites_are_left_out(tmp_path: Path) -> None:
+    columns = {name: (cells * 10)[:-3] for name, cells in PUPILS.items()}  # 18 rows of school 1224, 9 of 1288
+    write(tmp_path, "hsb82", columns)
+    rows = read(known_tables()["hsb82"], tmp_path)
+    assert rows.column("school").to_pylist() == [1224] * 18
+    write(tmp_path, "hsb82", PUPILS)
+    with refused("tables", "10"):
+        read(known_tables()["hsb82"], tmp_path)
 
 
 def test_rows_without_a_target_are_left_out(tmp_path: Path) -> None:
@@ -112,9 +127,9 @@ def test_rows_without_a_target_are_left_out(tmp_path: Path) -> None:
         "idNum": [1, 2], "problem": ["traffic", "suspicious"], "personSearch": ["NO", None], "preRace": ["White", "Unknown"],
         "race": ["White", "Black"], "gender": ["Male", None], "policePrecinct": [1, 2],
     }  # fmt: skip
-    write(tmp_path, "mpls_stops", columns)
+    write(tmp_path, "mpls_stops", ten_times(columns))
     rows = read(known_tables()["mpls_stops"], tmp_path)
-    assert rows.column("personsearch").to_pylist() == ["NO"]
+    assert rows.column("personsearch").to_pylist() == ["NO"] * 10
 
 
 def test_bad_tables_of_the_users(tmp_path: Path) -> None:

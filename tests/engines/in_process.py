@@ -148,7 +148,7 @@ class InProcessEngine(FlowerEngine):
         )  # fmt: skip
         super().__init__(
             self.grid, program, clients=len(federation.clients), classes=federation.classes, test=federation.test,
-            template=template, device=torch.device("cpu"), timeout=timeout,
+            template=template, device=torch.device("cpu"), timeout=timeout, times=federation.times,
             **{"digest": "digest", "wait": 0.0, **options},
         )  # fmt: skip
 

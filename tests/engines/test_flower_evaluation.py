@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from bench.same_bits import GIVEN, times
 from flwr.app import Message
 from tests.engines.flower_world import HALF, NONSENSE, TWO, World
 from tests.engines.in_process import InProcessEngine
@@ -20,7 +21,7 @@ from fedfill.algorithms.local import Local
 from fedfill.data.samples import Samples
 from fedfill.engines.flower import FlowerEngine
 from fedfill.engines.flower_messages import EVALUATE, Answer, encode, pack, unpack
-from fedfill.engines.flower_scores import NumberScores, Scores
+from fedfill.engines.flower_scores import NumberScores, Scores, TimeScores
 from fedfill.engines.local import LocalEngine
 from fedfill.errors import DivergedError
 from fedfill.experiment.loop import _evaluate, execute
@@ -301,6 +302,51 @@ def test_r_squared_from_sums_by_hand() -> None:
     assert whole is not None
     assert whole.accuracy == pytest.approx(1 - 0.25 / (2.25 - 2.5**2 / 4))
     assert NumberScores.together({}) is None
+
+
+@pytest.mark.parametrize("name", ["fedavg", "local"])
+def test_times_are_scored_as_in_one_process(name: str, tmp_path: Path) -> None:
+    """Of hosts' own splits no more is sent than counts of pairs of rows."""
+    options = {"client_validation": 0.2, "client_test": 0.2, "rounds": 1, "local_epochs": 1, "model": "auto"}
+    prepared = arrange(name, data=times(), partition="domain", schema_file=GIVEN["their schema"](), **options)
+    parts = (prepared.algorithm, prepared.federation, prepared.model, prepared.initial)
+    hosts = InProcessEngine(*parts, folder=tmp_path / "hosts", validate_clients=True)
+    one = LocalEngine(*parts, seed=0, device=torch.device("cpu"), workers=1)
+    flower, local = (engine.evaluate(prepared.initial, 0) for engine in (hosts, one))
+    assert None not in local.accuracy_by_client
+    assert flower.accuracy_by_client == local.accuracy_by_client
+    assert flower.validation_by_client == local.validation_by_client
+    assert (flower.most_predicted, flower.largest_class) == (None, None)
+    hosts._test = hosts._test[:0]
+    pooled = hosts.evaluate(prepared.initial, 0)
+    assert min(local.accuracy_by_client) <= pooled.accuracy <= max(local.accuracy_by_client)
+    assert pooled.accuracy_by_class == [pooled.accuracy]
+
+
+def test_the_c_index_from_counts_by_hand() -> None:
+    scores = TimeScores(4, 2.0, [3.0, 1.0, 5.0], [0.0, 0.0, 0.0])
+    assert (scores.own, scores.held) == (0.7, None)
+    whole = TimeScores.together({0: scores, 2: TimeScores(2, 1.0, [1.0, 0.0, 1.0], [0.0, 0.0, 0.0])})
+    assert whole is not None
+    assert (whole.accuracy, whole.loss) == (pytest.approx(4.5 / 6), 0.5)
+    assert TimeScores.together({}) is None
+
+
+@pytest.mark.parametrize(
+    ("scores", "sound"),
+    [
+        (TimeScores(4, 2.0, [3.0, 1.0, 5.0], [0.0, 0.0, 1.0]), True),
+        (TimeScores(4, 2.0, [3.0, 3.0, 5.0], [0.0, 0.0, 0.0]), False),
+        (TimeScores(2, 2.0, [3.0, 1.0, 5.0], [0.0, 0.0, 0.0]), False),  # two rows have one pair
+        (TimeScores(4, 2.0, [3.0, 1.0], [0.0, 0.0, 0.0]), False),
+        (TimeScores(4, 2.0, [3.0, 1.0, 5.0], [-1.0, 0.0, 0.0]), False),
+        (TimeScores(4, float("nan"), [3.0, 1.0, 5.0], [0.0, 0.0, 0.0]), False),
+        (TimeScores(4, 2.0, [float("nan"), 1.0, 5.0], [0.0, 0.0, 0.0]), False),
+        (TimeScores(-1, 0.0, [0.0, 0.0, 0.0], [0.0, 0.0, 0.0]), False),
+    ],
+)
+def test_which_counts_of_pairs_make_sense(scores: TimeScores, sound: bool) -> None:
+    assert scores.plausible(19) is sound
 
 
 @pytest.mark.parametrize(

@@ -80,6 +80,18 @@ def test_some_methods_give_the_same_runs(tmp_path: Path) -> None:
     assert goals(some) == []
 
 
+def test_with_an_epsilon_the_federated_method_has_noise_in_the_sum(tmp_path: Path) -> None:
+    found = natural(["penguins"], seeds=[0], epsilon=1, out=tmp_path / "out", quiet=True)
+    assert [*found.rows["penguins"]] == [("linear", "central"), ("linear", "local"), ("linear", "fed3r")]
+    account = {key[1]: row.finished[0].summary["privacy"] for key, row in found.rows["penguins"].items()}
+    assert account["fed3r"]["total_epsilon_added"] == pytest.approx(1.0, abs=1e-3)
+    assert "shared between the clients" in account["fed3r"]["statement"]
+    assert "epsilon 1 " in (tmp_path / "out" / "natural.md").read_text()
+    assert count_runs(["penguins"], [0], epsilon=1) == 3
+    with refused("out"):  # other runs than those that lie there
+        natural(["penguins"], seeds=[0], epsilon=3, out=tmp_path / "out", methods=["fed3r"], quiet=True)
+
+
 def test_many_sites_go_without_fraug() -> None:
     assert count_runs(["social_insure"], [0]) == count_runs(["penguins"], [0]) - 1
 
@@ -163,6 +175,9 @@ def test_bad_input(tmp_path: Path) -> None:
         ({"sets": ["hsb82"]}, "tables"),
         ({"sets": ["penguins"], "methods": ["moon"]}, "methods"),
         ({"sets": ["penguins"], "methods": []}, "methods"),
+        ({"sets": ["penguins"], "epsilon": 0}, "epsilon"),
+        ({"sets": ["penguins"], "epsilon": "1"}, "epsilon"),
+        ({"sets": ["penguins"], "epsilon": 1, "methods": ["fedavg"]}, "methods"),
         ({"sets": ["penguins"], "seeds": []}, "seeds"),
         ({"sets": ["penguins"], "seeds": [1, 1]}, "seeds"),
         ({"sets": ["penguins"], "seeds": [-1]}, "seed"),

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import json
+import statistics
 from pathlib import Path
 from typing import Any
 
 import pytest
+from bench.same_bits import GIVEN, times
 from tests.helpers import refused
 
+from fedfill.experiment.loop import execute
+from fedfill.experiment.prepare import arrange
 from fedfill.experiment.summary import Result
 from fedfill.runs.progress import figure_of
+from fedfill.statistics.survival import concordance, total_hazard
 from fedfill.studies.compare import compare
 from fedfill.studies.comparison import Sweep
 from fedfill.studies.sweep import candidates, validated
+from fedfill.training.evaluation import in_chunks
 
 TINY: dict[str, Any] = {"data": "digits", "clients": 4, "rounds": 2, "local_epochs": 1, "seeds": [0, 1]}
 
@@ -104,5 +110,37 @@ def test_progress_shows_the_validation_splits_where_there_are_any() -> None:
     assert figure_of({"round": 1, "accuracy": 0.9, "validation_by_client": [0.5, None, 0.25]}) == "validation 0.3750"
     assert figure_of({"round": 1, "accuracy": 0.9, "validation_by_client": [None]}) == "accuracy 0.9000"
     assert figure_of({"round": 1, "accuracy": 0.9}) == "accuracy 0.9000"
+    assert figure_of({"round": 1, "target": "number", "accuracy": -7.6}) == "R² -7.6000"
+    assert figure_of({"round": 1, "target": "survival", "accuracy": 0.9}) == "C-index 0.9000"
     assert figure_of({"round": 1}) == "not evaluated"
     assert figure_of({"step": 1}) == "preparing"
+
+
+def test_times_to_an_event_are_chosen_by_the_c_index(tmp_path: Path) -> None:
+    """What decides is the C-index of each candidate's model on the validation splits, as it is worked out from the model anew."""
+    options: dict[str, Any] = {
+        "data": times(),
+        "schema_file": GIVEN["their schema"](),
+        "partition": "domain",
+        "model": "hazards",
+    }
+    options |= {"client_validation": 0.3, "client_test": 0.0, "rounds": 1, "local_epochs": 2}
+    found = compare(["fedavg:learning_rate=0.1|0.0001"], seeds=[0], out=tmp_path / "out", **options)
+    (row,) = found.rows
+    assert row.sweep is not None
+    expected = {}
+    for label in row.sweep.validation:
+        rate = float(label.rpartition("=")[2])
+        prepared = arrange("fedavg", seed=0, learning_rate=rate, **options)
+        result = execute(prepared, tmp_path / label)
+        model = prepared.model
+        model.load_state_dict(result.weights)
+        held = [client.validation for client in prepared.federation.clients]
+        indices = [
+            concordance(total_hazard(in_chunks(model.eval(), part).double().log_softmax(1)), part.labels, 9).index
+            for part in held
+        ]
+        expected[label] = statistics.fmean(index for index in indices if index is not None)
+    assert row.sweep.validation == pytest.approx(expected)
+    assert len(set(expected.values())) == 2
+    assert row.label == max(expected, key=lambda label: expected[label])

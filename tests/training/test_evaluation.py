@@ -177,6 +177,46 @@ def test_personal_models_by_domain_are_judged_at_home_alone() -> None:
     assert result == Evaluation(4 / 6, 2.0, [2 / 3, 2 / 3], [0.75, 0.5], [], 0.5, 0.5)
 
 
+def of_times(risks: list[float], losses: float = 0.0) -> Scored:
+    return Scored(torch.tensor(risks, dtype=torch.float64), torch.full((len(risks),), losses))
+
+
+def test_times_are_judged_by_the_c_index_by_hand() -> None:
+    """A grid of two times: cells 0 and 1 are events at them, 2, 3 and 4 are left before the first, before the second, and after it."""
+    # the event at the first time against the others, 4 pairs but for who left before it: 2 right, 1 tied, 1 wrong; the second: 1 of 1
+    splits = replace(labelled_splits([0, 1, 2, 3, 4, 4], [0, 4, 2, 2], [1, 4], (2, 2), (2, 0)), times=2)
+    scored = of_times([0.5, 0.9, 0.0, 0.5, 0.1, 0.2, 3.0, 2.0, 1.0, 1.0, 0.1, 0.4], losses=2.0)
+    found = gather([scored], splits, 5)
+    pairs = [(0.5, 0.9), (0.5, 0.5), (0.5, 0.1), (0.5, 0.2), (0.9, 0.1), (0.9, 0.2)]
+    index = sum((a > b) + (a == b) / 2 for a, b in pairs) / len(pairs)
+    assert found.accuracy == pytest.approx(index)
+    assert found.accuracy_by_class == [found.accuracy]
+    assert found.accuracy_by_client == [1.0, None], "of two who left before the first time none is known to be earlier"
+    assert found.validation_by_client == [0.0, None]
+    assert (found.loss, found.most_predicted, found.largest_class) == (2.0, None, None)
+    nothing = gather([of_times([0.3, 0.1])], replace(labelled_splits([2, 2], [], [], (0, 0), (0, 0)), times=2), 5)
+    assert nothing.accuracy == 0.5, "nobody can be ranked"
+
+
+def test_personal_models_of_times_by_hand() -> None:
+    splits = replace(labelled_splits([0, 4], [0, 4, 1, 4], [], (2, 2), (0, 0)), times=2)
+    scored = [
+        (of_times([1.0, 0.0]), of_times([1.0, 0.0]), of_times([])),
+        (of_times([0.0, 1.0]), of_times([1.0, 1.0]), of_times([])),
+    ]
+    found = gathered(scored, splits, 5)
+    assert found.accuracy == 0.5
+    assert found.accuracy_by_client == [1.0, 0.5]
+    assert (found.most_predicted, found.largest_class) == (None, None)
+    at_home = gathered(
+        [(of_times([]), *one[1:]) for one in scored],
+        replace(labelled_splits([], [0, 4, 1, 4], [], (2, 2), (0, 0)), times=2),
+        5,
+    )
+    # all own rows together, each by its owner's: (1, 0), (1, 1), (1, 1) and, of the event at the second time, (1, 0) and (1, 1)
+    assert at_home.accuracy == pytest.approx((2 + 3 / 2) / 5)
+
+
 def test_by_domain_the_clients_own_splits_are_the_test_set(
     random_samples: Callable[..., Samples], make_federation: Callable[..., Federation]
 ) -> None:

@@ -35,7 +35,7 @@ SOUND = 3
 DIGITS = 6
 """That are told of a mean and of a deviation."""
 NO_MODEL = (
-    "moments trains nothing: the model and its figures are those of the network as drawn. What it found is in schema.toml: give it to the "
+    "moments trains nothing: the model and its figures are those of the network as drawn, and no host scores it. What it found is in schema.toml: give it to the "
     "next run as schema_file."
 )
 
@@ -59,6 +59,7 @@ class Moments(NoisySums, Algorithm):
 
     name = "moments"
     single_round = True
+    trains = False
     tabular = True
     numbers = True
 

@@ -17,7 +17,7 @@ from fedfill.cli.options import FIELDS, Options, Track, takes
 from fedfill.cli.terminal import out as screen
 from fedfill.cli.terminal import paragraph, tell
 from fedfill.runs.progress import progress, stages
-from fedfill.runs.shown import percent, size
+from fedfill.runs.shown import headline_of, percent, size
 
 if TYPE_CHECKING:
     from fedfill.studies.study import Study
@@ -121,7 +121,7 @@ def print_study(study: Study) -> None:
     first_run = study.final.first
     table = Table(
         title=f"\n{first_run['dataset']}, {first_run['partition']}, {first_run['clients']} clients, seeds {', '.join(map(str, study.plan.seeds))}", title_justify="left", box=box.SIMPLE_HEAD, padding=0, collapse_padding=True, caption_justify="left",
-        caption="validation: what decided, in percent, mean ± standard deviation over seeds; test: "
+        caption=f"validation: what decided ({headline_of(first_run)[0]}), in percent, mean ± standard deviation over seeds; test: "
         + ("on everyone's test set" if study.goal == "everyone" else "mean over the clients' own test splits")
         + ", by which nothing was chosen; screened: validation in the screening, one seed, rounds as in its column",
     )  # fmt: skip

@@ -28,6 +28,10 @@ def bench(
     methods: Annotated[
         str | None, typer.Option(help="Methods of the benchmark, separated by commas. [default: all]")
     ] = None,
+    epsilon: Annotated[
+        float | None,
+        typer.Option(help="fed3r with this epsilon in place of all federated methods. [default: no noise]"),
+    ] = None,
     seeds: Annotated[
         str, typer.Option(help="Seeds, separated by commas. [default: 0,1,2]", show_default=False)
     ] = "0,1,2",
@@ -50,9 +54,9 @@ def bench(
 
     names, some = (None if text is None else [part.strip() for part in text.split(",")] for text in (sets, methods))
     numbers = numbers_of(seeds)
-    with progress(natural.count_runs(names, numbers, tables, some)) as follow:
+    with progress(natural.count_runs(names, numbers, tables, some, epsilon)) as follow:
         found = natural.natural(
-            names, seeds=numbers, out=out, tables=tables, methods=some, on_run=lambda label, seed: follow(f"{label}, seed {seed}"), quiet=True,
+            names, seeds=numbers, out=out, tables=tables, methods=some, epsilon=epsilon, on_run=lambda label, seed: follow(f"{label}, seed {seed}"), quiet=True,
             **options,
         )  # fmt: skip
     _print(files.HEADER, files.table_of(found), 3)

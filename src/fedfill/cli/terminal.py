@@ -9,7 +9,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from fedfill.runs.shown import percent, size
+from fedfill.runs.shown import headline_of, percent, size
 
 if TYPE_CHECKING:
     from fedfill.data.federation import Federation
@@ -41,7 +41,7 @@ def print_result(result: Result) -> None:
         title=f"{summary['algorithm']} on {summary['dataset']}, {summary['partition']}, {summary['clients']} clients, seed {summary['seed']}",
         title_justify="left",
     )
-    score = "R²" if summary.get("target") == "number" else "accuracy"
+    score = headline_of(summary)[0]
     table.add_row(f"{score}, last round ({summary['rounds']})", _share(summary["accuracy"]))
     table.add_row(
         f"best {score} (chosen on the test set)", f"{_share(summary['best_accuracy'])} in round {summary['best_round']}"

@@ -105,6 +105,11 @@ class Federation:
         return self.test.of_numbers
 
     @property
+    def times(self) -> int:
+        """Where labels are cells of a time to an event, the number of the grid's times; else 0."""
+        return 0 if self.schema is None else len(self.schema.target.grid)
+
+    @property
     def schema(self) -> Schema | None:
         """What was agreed on about the table before any data were read; None where nothing was."""
         return None if self.columns is None else self.columns.schema

@@ -10,6 +10,7 @@ import functools
 import hashlib
 import re
 import tomllib
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,8 @@ from fedfill.streams import numpy_stream
 PLACE = Path(__file__).parent / "natural_tables"
 TEST = 0.3
 """Share of each site's rows that is its test."""
+LEAST = 10
+"""Sites with fewer rows are left out: what is trained on three rows, and tested on one, tells nothing."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +87,7 @@ def read(table: NaturalTable, folder: Path | None = None) -> Any:
         folder: Where tables lie that are not bundled, as ``NAME.csv`` or ``NAME.parquet``.
 
     Returns:
-        An Arrow table with the columns of its schema, with its site and its target.
+        An Arrow table with the columns of its schema, with its site and its target; of sites with `LEAST` rows or more.
 
     Raises:
         FedfillError: Where there is none, it is damaged, or it lacks a column.
@@ -94,7 +97,7 @@ def read(table: NaturalTable, folder: Path | None = None) -> Any:
         place = PLACE / f"{table.name}.parquet"
         if not place.is_file() or hashlib.sha256(place.read_bytes()).hexdigest() != table.sha256:
             raise FedfillError(f"sets: '{place}' is missing or damaged; install fedfill again")
-        return read_table(place)
+        return _of_large_sites(read_table(place), schema)
     places = [] if folder is None else [folder / f"{table.name}{suffix}" for suffix in (".csv", ".parquet")]
     if (found := next((place for place in places if place.is_file()), None)) is None:
         where = "no folder was given" if folder is None else f"'{folder}' has neither {table.name}.csv nor .parquet"
@@ -102,7 +105,18 @@ def read(table: NaturalTable, folder: Path | None = None) -> Any:
             f"tables: '{table.name}' is not part of fedfill ({table.licence}), and {where}; allowed: a folder with "
             f"{table.item} of the R package {table.package} as {table.name}.csv, see the page on the benchmark"
         )
-    return _of_user(table, schema, read_table(found), found)
+    return _of_large_sites(_of_user(table, schema, read_table(found), found), schema)
+
+
+def _of_large_sites(rows: Any, schema: Schema) -> Any:
+    """The rows of sites that have `LEAST` of them."""
+    import pyarrow as pa
+
+    sites = [str(cell) for cell in rows.column(schema.site).to_pylist()]
+    sizes = Counter(sites)
+    if not any(size >= LEAST for size in sizes.values()):
+        raise FedfillError(f"tables: found no site with {LEAST} rows in column '{schema.site}'; allowed: one or more")
+    return rows.filter(pa.array([sizes[site] >= LEAST for site in sites]))
 
 
 def _of_user(table: NaturalTable, schema: Schema, rows: Any, place: Path) -> Any:

@@ -29,6 +29,7 @@ from fedfill.experiment.prepare import Prepared, divide, prepare
 from fedfill.experiment.settings import PYTHON, Experiment
 from fedfill.protocol.engine import Engine
 from fedfill.runs.directory import RunDirectory, noise_key, read_toml, write_atomically, writing
+from fedfill.runs.shown import headline_of
 from fedfill.training.precision import require_fast
 
 log = logging.getLogger("fedfill")
@@ -200,12 +201,13 @@ def _serve(
             limit=config["max-message-bytes"],
             wait=config["wait"],
             enough=experiment.min_replies,
+            times=federation.times,
         )
 
     def on_round(record: dict[str, Any], rounds: int) -> None:
         if "round" in record:
             done = f"round {record['round']}/{rounds}"
-            accuracy = f", accuracy {record['accuracy']:.4f}" if "accuracy" in record else ""
+            accuracy = f", {headline_of(record)[0]} {record['accuracy']:.4f}" if "accuracy" in record else ""
         else:
             done, accuracy = f"preparation {record['step']}/{record['steps']}", ""
         log.info("%s%s, %.1f s", done, accuracy, record["seconds"])

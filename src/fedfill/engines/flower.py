@@ -45,7 +45,7 @@ from fedfill.engines.flower_messages import (
     pack,
     unpack,
 )
-from fedfill.engines.flower_scores import NumberScores, Scores, lossless
+from fedfill.engines.flower_scores import AnyScores, kind_of, lossless
 from fedfill.engines.flower_sums import MaskedSum
 from fedfill.engines.runner import make_resident
 from fedfill.errors import FedfillError
@@ -91,6 +91,7 @@ class FlowerEngine:
         limit: Bytes of a reply at the most.
         wait: Seconds to wait for all hosts at the start.
         enough: So many hosts will do once that time is over.
+        times: Where labels are cells of a time to an event, the number of the grid's times; else 0.
     """
 
     def __init__(
@@ -110,8 +111,11 @@ class FlowerEngine:
         limit: int = 2**30,
         wait: float = 300.0,
         enough: int = 1,
+        times: int = 0,
     ) -> None:
         self.workers = clients
+        self._judged = bool(getattr(program, "trains", True))
+        evaluate_clients, validate_clients = evaluate_clients and self._judged, validate_clients and self._judged
         own = [name for name, there in (("test", evaluate_clients), ("validation", validate_clients)) if there]
         splits = f"the client's own {' and '.join(own)} split{'s' if len(own) > 1 else ''}, exact"
         if program.personal:
@@ -120,13 +124,14 @@ class FlowerEngine:
             scores = f"accuracy on {splits}"
         self.evaluation = unbounded(scores) if own else None
         self.evaluated: Sequence[int] = ()
-        if not len(test) and not evaluate_clients:
+        if not len(test) and not evaluate_clients and self._judged:
             raise FedfillError(
                 "client_test: found 0 on a server without a test set; allowed: more than 0, or a test-data"
             )
         self._grid = grid
         self._clients = clients
         self._classes = classes
+        self._times = times
         self._test = test.to(device)
         self._device = device
         self._resident = make_resident(template, device)
@@ -134,7 +139,7 @@ class FlowerEngine:
         self._seconds = GRACE + (PATIENCE if timeout is None else timeout)
         self._limit = limit
         self._kinds = {f"train.{name}": reply for name, (_, reply) in handlers_of(program).items()}
-        self._kinds |= {HELLO: Hello, EVALUATE: NumberScores if test.of_numbers else Scores, SUM_KEY: GivenKey}
+        self._kinds |= {HELLO: Hello, EVALUATE: kind_of(test, times), SUM_KEY: GivenKey}
         self._nodes: dict[int, int] = {}  # client -> node
         self._refused: dict[int, tuple[str, float]] = {}  # node -> why, and when
         self._told: set[tuple[int, str]] = set()
@@ -144,7 +149,7 @@ class FlowerEngine:
         self._pretraining_steps = program.pretraining_steps()
         self._tested = False
         self._gather(wait, enough)
-        if not len(test) and not self._tested:
+        if not len(test) and not self._tested and self._judged:
             why = "personal models never leave their hosts" if program.personal else "the server has no test set"
             raise FedfillError(
                 f"client_test: no host that is there has a test split of its own, and {why}; allowed: data with samples enough "
@@ -180,10 +185,12 @@ class FlowerEngine:
         held = held if any(share is not None for share in held) else []
         if len(self._test):
             self._resident.load(weights)
-            scored = score_all(self._resident, self._test)
             nobody = self._test[:0]
-            splits = Splits(self._test, nobody, nobody, (0,) * self._clients, (0,) * self._clients)
-            found = gather([scored, score_all(self._resident, nobody)], splits, self._classes)
+            scored, none = (score_all(self._resident, part, self._times) for part in (self._test, nobody))
+            splits = Splits(self._test, nobody, nobody, (0,) * self._clients, (0,) * self._clients, self._times)
+            found = gather([scored, none], splits, self._classes)
+        elif not self._judged:
+            found = Evaluation(0.0, 0.0, [0.0], [])  # hosts would tell of their rows, and nobody wants to know
         elif (pooled := self._kinds[EVALUATE].together(scores)) is None:
             if diverged is not None:
                 raise divergence(t, diverged)
@@ -206,11 +213,11 @@ class FlowerEngine:
         self.evaluated = [i for i, outcome in outcomes.items() if outcome.reply is not None or outcome.releases]
         for i, outcome in outcomes.items():
             told = outcome.reply
-            if isinstance(told, Scores | NumberScores) and told.plausible(self._classes):
+            if isinstance(told, AnyScores) and told.plausible(self._classes):
                 scores[i] = told
                 continue
             log.warning("client %d gave no scores: %s", i, outcome.error or "its scores make no sense")
-            if not isinstance(told, Scores | NumberScores) or told.loss <= HEAVIEST:
+            if not isinstance(told, AnyScores) or told.loss <= HEAVIEST:
                 continue
             if lossless(told).plausible(self._classes):
                 diverged = told.loss

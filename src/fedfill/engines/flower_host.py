@@ -39,7 +39,7 @@ from fedfill.engines.flower_messages import (
     pack,
     unpack,
 )
-from fedfill.engines.flower_scores import NumberScores, Scores
+from fedfill.engines.flower_scores import kind_of
 from fedfill.engines.runner import ClientRunner, make_resident
 from fedfill.errors import FedfillError
 from fedfill.privacy.masking import Occasion, Parties
@@ -340,5 +340,5 @@ def _score(office: _Office, message: Tree, words: dict[str, Any]) -> Answer:
         state, _ = _stored(office.kept(), words["run"], _round(words), words.get("begun"), words.get("origin"))
         weights = site.program.personal_weights(tree.to(state or {}, site.device), weights)
     office.resident.load(weights)
-    kind = NumberScores if own.of_numbers else Scores
+    kind = kind_of(own, 0 if site.schema is None else len(site.schema.target.grid))
     return Answer(kind.of(office.resident, own, held, site.classes))

@@ -9,7 +9,9 @@ from typing import Self
 import torch
 
 from fedfill.data.samples import Samples
+from fedfill.data.survival import grid_size
 from fedfill.protocol.messages import HEAVIEST, Message
+from fedfill.statistics.survival import NO_RANKING, Pairs, concordance
 from fedfill.training.evaluation import Evaluation, score_all
 from fedfill.training.fit import Resident
 
@@ -167,8 +169,75 @@ def _errors(part: list[float]) -> Errors:
     return Errors(int(n), loss, total, squares)
 
 
-def lossless(scores: Scores | NumberScores) -> Scores | NumberScores:
+@dataclass(frozen=True)
+class TimeScores(Message):
+    """Host to server: the same where a time to an event is learnt.
+
+    Attributes:
+        samples: Samples of the test split.
+        loss: Sum of their losses.
+        test: Pairs of its rows that the model ranks right, ties, and all that can be compared.
+        validation: The same of the validation split.
+    """
+
+    samples: int
+    loss: float
+    test: list[float]
+    validation: list[float]
+
+    @classmethod
+    def of(cls, resident: Resident, own: Samples, held: Samples, classes: int) -> Self:
+        """Of the model that `resident` holds, on both splits."""
+        times = grid_size(classes) or 0
+        tested, kept = (score_all(resident, part, times) for part in (own, held))
+        pairs = (concordance(one.predicted, part.labels, times) for one, part in ((tested, own), (kept, held)))
+        test, validation = ([one.right, one.tied, one.comparable] for one in pairs)
+        return cls(len(own), float(tested.losses.double().sum()), test, validation)
+
+    def plausible(self, classes: int) -> bool:
+        """Whether a host with such a task may say so."""
+        return (
+            0 <= self.samples <= HEAVIEST
+            and 0 <= self.loss <= HEAVIEST
+            and all(len(part) == 3 and _plausible(*part) for part in (self.test, self.validation))
+            and 2 * self.test[2] <= self.samples * (self.samples - 1)
+        )
+
+    @property
+    def own(self) -> float | None:
+        """The C-index on the test split; None where no two of its rows can be compared."""
+        return Pairs(*self.test).index
+
+    @property
+    def held(self) -> float | None:
+        """The same of the validation split."""
+        return Pairs(*self.validation).index
+
+    @staticmethod
+    def together(scores: Mapping[int, TimeScores]) -> Evaluation | None:
+        """Of the pairs within all hosts' test splits; by client nothing. None where nobody has one."""
+        samples = sum(one.samples for one in scores.values())
+        if not samples:
+            return None
+        index = sum((Pairs(*one.test) for one in scores.values()), Pairs(0.0, 0.0, 0.0)).index
+        score = NO_RANKING if index is None else index
+        return Evaluation(score, sum(one.loss for one in scores.values()) / samples, [score], [], [])
+
+
+def _plausible(right: float, tied: float, comparable: float) -> bool:
+    return min(right, tied) >= 0 and right + tied <= comparable <= HEAVIEST
+
+
+AnyScores = Scores | NumberScores | TimeScores
+
+
+def kind_of(samples: Samples, times: int) -> type[AnyScores]:
+    """What hosts say of a target: where it is a time to an event, on a grid of `times` times; else this is 0."""
+    return TimeScores if times else NumberScores if samples.of_numbers else Scores
+
+
+def lossless(scores: AnyScores) -> AnyScores:
     """The same scores with a loss of 0: whether all but the loss is plausible."""
-    if isinstance(scores, Scores):
+    if isinstance(scores, Scores | TimeScores):
         return replace(scores, loss=0.0)
     return replace(scores, test=[0.0 if k == 1 else x for k, x in enumerate(scores.test)])

@@ -173,7 +173,7 @@ class LocalEngine:
         if getattr(self._program, "personal", False):
             return self._evaluate_personal(weights)
         chunks = [(data, start) for data in self._splits.all for start in range(0, len(data), CHUNK)]
-        queue = deque(enumerate(chunks))
+        queue, splits = deque(enumerate(chunks)), self._splits
         scored: dict[int, Scored] = {}
 
         def work(resident: Resident) -> None:
@@ -183,7 +183,7 @@ class LocalEngine:
                     k, (data, start) = queue.popleft()
                 except IndexError:
                     return
-                scored[k] = score(resident, data[start : start + CHUNK])
+                scored[k] = score(resident, data[start : start + CHUNK], splits.times)
 
         self._run(work, queue, len(chunks))
         ordered = [scored[k] for k in range(len(chunks))]
@@ -203,7 +203,7 @@ class LocalEngine:
                 resident.load(self._program.personal_weights(self._states.get(i) or {}, weights))
                 own, held = places[i]
                 parts = (splits.test, splits.own[own], splits.validation[held])
-                scores.add(i, *(score_all(resident, part) for part in parts))
+                scores.add(i, *(score_all(resident, part, splits.times) for part in parts))
 
         self._run(work, queue, len(self._data))
         return scores.gather()

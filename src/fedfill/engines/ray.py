@@ -272,10 +272,11 @@ class RayEngine(WorkerPool):
         chunks = [(split, start) for split, size in enumerate(sizes) for start in range(0, size, CHUNK)]
         key, packed = next(self._numbers), ray.put(pack(weights))
         scored: dict[int, Scored] = {}
+        times = self._splits.times
 
         def submit(worker: Worker, job: Job) -> Any:
             split, start = chunks[job.chunk]
-            return worker.actor.score.remote(key, packed, *self._tests[split], start)
+            return worker.actor.score.remote(key, packed, *self._tests[split], start, times)
 
         def finish(job: Job, result: Outcomes) -> None:
             scored[job.chunk] = receive_scored(result)
@@ -288,14 +289,14 @@ class RayEngine(WorkerPool):
         """Where the clients' states are, group by group."""
         key, packed = next(self._numbers), ray.put(pack(weights))
         assert self._splits is not None
-        places = self._splits.places()
+        places, times = self._splits.places(), self._splits.times
         scores = PersonalScores(self._splits, self._classes)
 
         def submit(worker: Worker, job: Job) -> Any:
             group = job.group
             assert group is not None
             data, states = self._missing(worker, group)
-            task = Judging(group, key, {i: places[i] for i in self._groups[group]}, states)
+            task = Judging(group, key, {i: places[i] for i in self._groups[group]}, states, times)
             stored = itertools.chain.from_iterable(self._tests)
             return worker.actor.score_personal.remote(task, data, packed, *stored)
 

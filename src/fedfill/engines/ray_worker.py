@@ -117,12 +117,14 @@ class Judging:
         key: Of the global weights.
         splits: Where each client's own test split, and its validation split, are among all of them.
         states: Or None, where the worker holds them.
+        times: Where labels are cells of a time to an event, the number of the grid's times; else 0.
     """
 
     group: int
     key: int
     splits: dict[int, tuple[slice, slice]]
     states: dict[int, Bytes] | None
+    times: int
 
 
 @dataclass(frozen=True)
@@ -265,11 +267,11 @@ class Actor:
         self._data.pop(group, None)
         self._states.pop(group, None)
 
-    def score(self, key: int, weights: Bytes, inputs: Array, labels: Array, start: int) -> Outcomes:
-        """Whether each sample of a chunk was recognised, and its loss."""
+    def score(self, key: int, weights: Bytes, inputs: Array, labels: Array, start: int, times: int) -> Outcomes:
+        """What each sample of a chunk was taken for, and its loss."""
         self._resident.load(self._receive([key], [weights])[key])
         chunk = slice(start, start + CHUNK)
-        return send_scored(score(self._resident, in_place(inputs[chunk], labels[chunk]).to(self._device)))
+        return send_scored(score(self._resident, in_place(inputs[chunk], labels[chunk]).to(self._device), times))
 
     def score_personal(
         self, task: Judging, data: Group | None, packed: Bytes,
@@ -286,7 +288,9 @@ class Actor:
             self._resident.load(self._program.personal_weights(state, weights))
             own = in_place(own_inputs[mine], own_labels[mine]).to(self._device)
             kept = in_place(held_inputs[held], held_labels[held]).to(self._device)
-            first, second, third = (send_scored(score_all(self._resident, part)) for part in (test, own, kept))
+            first, second, third = (
+                send_scored(score_all(self._resident, part, task.times)) for part in (test, own, kept)
+            )
             scored[i] = first, second, third
         return scored
 

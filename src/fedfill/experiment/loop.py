@@ -23,7 +23,7 @@ from fedfill.errors import FedfillError
 from fedfill.experiment.prepare import Prepared
 from fedfill.experiment.quality import quality
 from fedfill.experiment.settings import Experiment
-from fedfill.experiment.summary import Result, summarise
+from fedfill.experiment.summary import Result, summarise, target_of
 from fedfill.privacy.ledger import Ledger
 from fedfill.protocol.client import State
 from fedfill.protocol.engine import Engine
@@ -252,7 +252,7 @@ def _evaluate(algorithm: Algorithm, server: Server, engine: Engine, t: int) -> d
     if not math.isfinite(evaluation.loss):
         raise divergence(t, evaluation.loss)
     kept = {name: value for name, value in asdict(evaluation).items() if value != []}  # no validation, no list
-    return {**kept, **fairness(evaluation)}
+    return {**target_of(server.schema), **kept, **fairness(evaluation)}
 
 
 def _cost(server: Server, before: Costs, seconds: float) -> dict[str, Any]:

@@ -13,6 +13,7 @@ import torch
 
 from fedfill import __version__, tree
 from fedfill.data.names import is_place
+from fedfill.data.schema import Schema
 from fedfill.engines.local import processors
 from fedfill.experiment.prepare import Prepared
 from fedfill.experiment.verdicts import balanced_accuracy, of_run
@@ -120,6 +121,11 @@ def selected(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
+def target_of(schema: Schema | None) -> dict[str, str]:
+    """What a record or a summary says of what is learnt: nothing where it is classes."""
+    return {} if schema is None or schema.target.kind == "classes" else {"target": schema.target.kind}
+
+
 def _machine(device: str) -> str:
     """What it ran on, in a few words."""
     kind = torch.cuda.get_device_name(device) if device.startswith("cuda") else f"{processors()} processors"
@@ -161,8 +167,7 @@ def summarise(
     judged = [record for record in records if "accuracy" in record]  # of rounds with an evaluation
     best = max(judged, key=lambda record: (record["accuracy"], -record["round"]))
     own, held = ([len(getattr(c, part)) for c in prepared.federation.clients] for part in ("test", "validation"))
-    schema = prepared.federation.schema
-    target = "classes" if schema is None else schema.target.kind
+    target = target_of(prepared.federation.schema)
     figures = {
         "algorithm": experiment.algorithm,
         "dataset": Path(experiment.data).name if is_place(experiment.data) else experiment.data,
@@ -173,7 +178,7 @@ def summarise(
         "engine": experiment.engine,
         "personal": prepared.algorithm.personal,
         "version": __version__,
-        **({} if target == "classes" else {"target": target}),
+        **target,
         "accuracy": last["accuracy"],
         "loss": last["loss"],
         "best_accuracy": best["accuracy"],
@@ -181,7 +186,7 @@ def summarise(
         **selected(records),
         **{name: last[name] for name in OF_TRAINED_HEAD if name in last},
         "accuracy_by_class": last["accuracy_by_class"],
-        "balanced_accuracy": balanced_accuracy(last["accuracy_by_class"]) if target == "classes" else None,
+        "balanced_accuracy": balanced_accuracy(last["accuracy_by_class"]) if not target else None,
         **measured,
         "largest_class": last.get("largest_class"),
         "accuracy_by_client": last["accuracy_by_client"],

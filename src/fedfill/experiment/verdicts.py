@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from fedfill.runs.shown import headline_of
+
 CONSTANT, AT_CHANCE = 0.98, 0.01
 """Share of the test set in one predicted class, and how far the accuracy is above the largest class's share at the most, that
 tell a model which has learnt nothing."""
@@ -85,9 +87,7 @@ def balanced_accuracy(by_class: Sequence[float | None]) -> float | None:
 
 
 def uneven(summary: Mapping[str, Any]) -> bool:
-    """Whether the test set's largest class is so large that accuracy says little of the others; cells of times are no classes."""
-    if summary.get("target") == "survival":
-        return False
+    """Whether the test set's largest class is so large that accuracy says little of the others."""
     largest, shares = summary.get("largest_class"), summary.get("accuracy_by_class") or ()
     classes = sum(share is not None for share in shares)
     return largest is not None and classes > 1 and largest > UNEVEN / classes
@@ -183,8 +183,7 @@ def of_run(summary: Mapping[str, Any], records: Sequence[Mapping[str, Any]]) -> 
     personal = summary.get("personal", False)
     found: list[Verdict] = []
     judged = [record for record in records if "accuracy" in record]
-    of_times = summary.get("target") == "survival"  # a row's cell is hard to name, and the C-index is what counts
-    if judged and not of_times and (verdict := collapse(judged[-1], personal)) is not None:
+    if judged and (verdict := collapse(judged[-1], personal)) is not None:
         found.append(verdict)
     if personal and (own := summary["mean_client_accuracy"]) is not None:
         found.append(
@@ -203,6 +202,7 @@ def of_run(summary: Mapping[str, Any], records: Sequence[Mapping[str, Any]]) -> 
                 f"counts the same, is {balanced:.3f} where accuracy is {summary['accuracy']:.3f}: quote both",
             )
         )
+    of_times = summary.get("target") == "survival"  # a C-index of few rows is no share of them
     if not of_times and (behind := left_behind(summary)) is not None:
         worst, share, mean = behind
         names = summary.get("client_names")
@@ -226,7 +226,7 @@ def of_run(summary: Mapping[str, Any], records: Sequence[Mapping[str, Any]]) -> 
         found.append(
             Verdict(
                 NOT_CONVERGED,
-                f"not converged: over the last quarter of the rounds the accuracy still rose by {100 * risen:.1f} points; "
+                f"not converged: over the last quarter of the rounds the {headline_of(summary)[0]} still rose by {100 * risen:.1f} points; "
                 "give it more with 'fedfill resume RUN --rounds N'",
             )
         )

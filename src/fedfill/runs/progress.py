@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 
+from fedfill.runs.shown import headline_of
+
 if TYPE_CHECKING:
     from fedfill.experiment.loop import OnRound
 
@@ -251,7 +253,7 @@ def figure_of(record: dict[str, Any]) -> str:
     held = [share for share in record.get("validation_by_client", ()) if share is not None]
     if held:
         return f"validation {statistics.fmean(held):.4f}"
-    return f"accuracy {record['accuracy']:.4f}" if "accuracy" in record else "not evaluated"
+    return f"{headline_of(record)[0]} {record['accuracy']:.4f}" if "accuracy" in record else "not evaluated"
 
 
 def say(line: str, style: str | None = None) -> None:

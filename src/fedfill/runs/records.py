@@ -11,7 +11,7 @@ from fedfill.errors import FedfillError
 
 Share = Annotated[float, Field(ge=0, le=1 + 1e-9)]
 Score = Annotated[float, Field(le=1 + 1e-9, allow_inf_nan=False)]
-"""A share that is recognised; where numbers are learnt R², which may be below 0."""
+"""A share that is recognised; where numbers are learnt R², which may be below 0; of times to an event the C-index."""
 Number = Annotated[float, Field(ge=0)]
 Count = Annotated[int, Field(ge=0)]
 
@@ -52,6 +52,7 @@ class _Spent(Checked):
 class _Figures(Checked):
     """Of a round that was evaluated, and of a whole run."""
 
+    target: Literal["classes", "number", "survival"] = "classes"
     accuracy: Score
     loss: float | None = None
     accuracy_by_class: list[Score | None]
@@ -84,7 +85,6 @@ class Summary(_Figures, _Costs):
     rounds: Count
     seed: Count
     personal: bool = False
-    target: Literal["classes", "number", "survival"] = "classes"
     rmse: Number | None = None
     r2: Score | None = None
     c_index: Share | None = None

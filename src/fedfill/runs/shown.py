@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
+from typing import Any
 
 NOTHING = "-"
 """In place of a figure that there is not."""
@@ -17,6 +18,22 @@ _TEX = {
 
 _MARKS = re.compile(r"[\\`*\[\]<>|~$]|&(?=#|\w+;)|(?<![^\W_])_|_(?![^\W_])|^#")
 """What Markdown would read; an underscore within a word is none, and the first sign of a line may be."""
+
+
+def headline_of(document: Mapping[str, Any]) -> tuple[str, str]:
+    """The headline figure of what is learnt, by which runs are judged, and settings and methods chosen.
+
+    Under the names with ``accuracy`` a round's record has this figure, whatever it is: R² where a number is learnt, the C-index where
+    it is the time to an event.
+
+    Args:
+        document: A summary, or a round's record; its ``target`` says what is learnt, classes where there is none.
+
+    Returns:
+        Its name for people, and under which name a summary has it.
+    """
+    own = {"number": ("R²", "accuracy"), "survival": ("C-index", "c_index")}
+    return own.get(str(document.get("target")), ("accuracy", "accuracy"))
 
 
 def html_table(caption: str, header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:

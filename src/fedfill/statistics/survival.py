@@ -19,6 +19,8 @@ from fedfill.statistics.prefix import decoding, square_root
 
 FIGURES = {"c_index": "C-index", "c_index_within_clients": "C-index within clients"}
 """What is measured of how a run ranks rows: names in its summary, and words for people."""
+NO_RANKING = 0.5
+"""The C-index of who ranks nobody before another."""
 EXACTLY = "donot_use_mm_for_euclid_dist"
 """How torch shall compute distances."""
 

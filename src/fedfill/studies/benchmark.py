@@ -24,11 +24,13 @@ class Benchmark:
         rows: By table, and by model and method, the runs of all seeds.
         seeds: One run of each for each, and one split.
         directory: Where runs, tables and splits lie.
+        epsilon: Of one record, for the federated method; None: without noise.
     """
 
     rows: Mapping[str, Mapping[tuple[str, str], Row]]
     seeds: tuple[int, ...]
     directory: Path
+    epsilon: float | None = None
 
     def best(self, table: str, figure: str, methods: Callable[[str], bool]) -> tuple[str, Row] | None:
         """The model and the row of the highest mean among some methods; None where no row has the figure."""

@@ -63,8 +63,14 @@ def meanings(found: Benchmark) -> str:
     several = len(found.seeds) > 1
     spread = f"mean ± deviation over {len(found.seeds)} seeds" if several else "one seed, so no deviation"
     interval = ", with the 95 % interval of its mean (Student's t)" if several else ""
+    noise = (
+        ""
+        if found.epsilon is None
+        else f"fed3r: with noise in the sum, epsilon {found.epsilon:g} for one record that is added or removed, at delta 1e-5; central and "
+        "local have no noise. "
+    )
     return (
-        f"AUC: {spread}, over all test rows; of methods with a model for each site, each row by its site's. Within sites: the mean of "
+        f"{noise}AUC: {spread}, over all test rows; of methods with a model for each site, each row by its site's. Within sites: the mean of "
         f"the sites' own AUC, by their test rows. - central, - local: the difference, seed by seed, to the better of these rows{interval}; "
         "the first of AUC, the second within sites. Sent up: by one site in the whole run; sec.: of one run. The goal: the best "
         f"federated method is at most {NEAR} below central, and above local with its whole interval where central is {WORTH} or more above "

@@ -133,6 +133,10 @@ def plan(
 
     # everything is checked before anything runs
     for label, name, own in variants:
+        if not find(name).trains:
+            raise FedfillError(
+                f"compare: found '{label}', which trains no model that could be judged; allowed: algorithms that do, and 'fedfill run {name}'"
+            )
         _refuse_options(label, own)
         split_settings(find(name), own)
     _check_folder(Path(out))

@@ -16,7 +16,7 @@ from fedfill.errors import FedfillError
 from fedfill.experiment.summary import Result
 from fedfill.files import read_regular
 from fedfill.runs.directory import RunDirectory, to_json
-from fedfill.runs.shown import html_table
+from fedfill.runs.shown import headline_of, html_table
 
 if TYPE_CHECKING:
     import pandas
@@ -93,12 +93,6 @@ class Difference:
     def within_noise(self) -> bool:
         """Whether the interval holds zero; so does one that has no end."""
         return self.half_width is None or abs(self.mean) <= self.half_width
-
-
-def headline_of(summary: Mapping[str, Any]) -> tuple[str, str]:
-    """What a run is judged by, and methods are compared by: its name for people, and the figure's."""
-    own = {"number": ("R²", "accuracy"), "survival": ("C-index", "c_index")}
-    return own.get(str(summary.get("target")), ("accuracy", "accuracy"))
 
 
 @dataclass(frozen=True)

@@ -59,7 +59,7 @@ def table_of(comparison: Comparison) -> Table:
         figures["balanced"] = _FIGURES["balanced"]
         if any(row.figure("auc")[0] is not None for row in comparison.rows):  # of older runs nobody knows it
             figures["AUC"] = _FIGURES["AUC"]
-    for name in ("own split", "by validation") if figure == "accuracy" else ():
+    for name in ("own split", "by validation"):
         if any(row.figure(_FIGURES[name])[0] is not None for row in comparison.rows):
             figures[name] = _FIGURES[name]
     beside = ["RMSE"] if of_numbers else []

@@ -140,4 +140,6 @@ def made_by(
 
 def tells(summary: Mapping[str, Any]) -> str:
     """What the model of a run tells of a row; see `fedfill.runs.curves.Findings`."""
-    return str((summary.get("findings") or {}).get("model_tells", "all"))
+    findings = summary.get("findings") or {}
+    # the other word is that of runs before version 0.2.0 was out
+    return str(findings.get("model_tells", "ranks" if findings.get("ranks_only") else "all"))

@@ -7,6 +7,7 @@ nothing is chosen by a test row.
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,8 @@ MODELS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
 }  # fmt: skip
 """By model its methods and its settings. ``features`` with ``clip`` are the inputs themselves, so the model is logistic regression;
 ``auto`` is the network mlp. SCAFFOLD has plain SGD in both."""
+PRIVATE = "fed3r:target_epsilon={:g},trust=secure"
+"""With an epsilon: the noise is in the sum once. It is run on the inputs themselves, which are few, as each more has noise of its own."""
 OF_SUMS = ("fed3r", "pfed3r")
 """Methods for which ``auto`` is no mlp, but features from a seed."""
 
@@ -54,6 +57,7 @@ def natural(
     out: str | Path = "runs/natural",
     tables: str | Path | None = None,
     methods: Sequence[str] | None = None,
+    epsilon: float | None = None,
     on_run: OnRun | None = None,
     quiet: bool = False,
     **options: Any,
@@ -66,6 +70,8 @@ def natural(
         out: Folder of the comparisons, with ``natural.md``, ``natural.csv`` and ``sites.csv``.
         tables: Folder with tables that are not bundled, as ``NAME.csv`` or ``NAME.parquet``.
         methods: Those to run, of `MODELS`; None: all.
+        epsilon: Of one record, at delta 1e-5: then `PRIVATE` stands in for all federated methods, and runs lie in a folder of their own;
+            None: nobody adds noise.
         on_run: Called before each run with its label and seed; returns what to call after each of its rounds.
         quiet: As in `fedfill.compare`.
         **options: ``workers`` and ``device``, as for `fedfill.run`.
@@ -83,7 +89,7 @@ def natural(
     if not numbers or len(set(numbers)) < len(numbers):
         raise FedfillError(f"seeds: found {list(seeds)}; allowed: whole numbers, at least one, each once")
     chosen = _chosen(sets)
-    _check_methods(methods)
+    _check_methods(methods, epsilon)
     _check_folder(folder)
     # everything is read before anything runs
     read_tables = {table.name: read(table, place) for table in chosen}
@@ -96,10 +102,17 @@ def natural(
     for table in chosen:
         rows[table.name] = dict(
             _run_table(
-                table, _methods(table, read_tables[table.name], methods), numbers, parts, folder, on_run, quiet, options
+                table,
+                _methods(table, read_tables[table.name], methods, epsilon),
+                numbers,
+                parts,
+                folder,
+                on_run,
+                quiet,
+                options,
             )
         )
-        found = Benchmark(rows, tuple(numbers), folder)
+        found = Benchmark(rows, tuple(numbers), folder, epsilon)
         write_files(found)  # after each, so that a benchmark that is stopped has its first figures
     return found
 
@@ -109,11 +122,12 @@ def count_runs(
     seeds: Sequence[int],
     tables: str | Path | None = None,
     methods: Sequence[str] | None = None,
+    epsilon: float | None = None,
 ) -> int:
     """How many runs there will be, for progress."""
     place = None if tables is None else path_of("tables", tables)
-    _check_methods(methods)
-    found = (_methods(table, read(table, place), methods) for table in _chosen(sets))
+    _check_methods(methods, epsilon)
+    found = (_methods(table, read(table, place), methods, epsilon) for table in _chosen(sets))
     return len(seeds) * sum(len(labels) for of_table in found for labels in of_table.values())
 
 
@@ -130,8 +144,11 @@ def _chosen(sets: Sequence[str] | None) -> list[NaturalTable]:
     return [known[name] for name in names]
 
 
-def _check_methods(methods: Sequence[str] | None) -> None:
-    known = {_called(label) for labels, _ in MODELS.values() for label in labels}
+def _check_methods(methods: Sequence[str] | None, epsilon: float | None) -> None:
+    expect("epsilon", epsilon, int | float | None, "a number above 0, or none")
+    if epsilon is not None and not 0 < epsilon < math.inf:
+        raise FedfillError(f"epsilon: found {epsilon}; allowed: a number above 0, or none")
+    known = {_called(label) for labels in _labels(epsilon).values() for label in labels}
     for name in methods or ():
         if name not in known:
             raise FedfillError(f"methods: found '{name}'; {did_you_mean(str(name), known)}")
@@ -139,7 +156,16 @@ def _check_methods(methods: Sequence[str] | None) -> None:
         raise FedfillError(f"methods: found none; allowed: {', '.join(sorted(known))}")
 
 
-def _methods(table: NaturalTable, rows: Any, methods: Sequence[str] | None) -> dict[str, tuple[str, ...]]:
+def _labels(epsilon: float | None) -> dict[str, tuple[str, ...]]:
+    """By model all labels."""
+    if epsilon is None:
+        return {model: labels for model, (labels, _) in MODELS.items()}
+    return {"linear": ("central", "local", PRIVATE.format(epsilon))}
+
+
+def _methods(
+    table: NaturalTable, rows: Any, methods: Sequence[str] | None, epsilon: float | None
+) -> dict[str, tuple[str, ...]]:
     """By model its methods, of those that are asked for."""
     many = len(set(rows.column(table.schema.site).to_pylist())) > FEW_SITES
     found = {
@@ -148,14 +174,14 @@ def _methods(table: NaturalTable, rows: Any, methods: Sequence[str] | None) -> d
             for label in labels
             if not (many and label == "fraug") and (methods is None or _called(label) in methods)
         )
-        for model, (labels, _) in MODELS.items()
+        for model, labels in _labels(epsilon).items()
     }
     return {model: labels for model, labels in found.items() if labels}
 
 
 def _called(label: str) -> str:
-    """A method without the rate that it has of its own."""
-    return label.partition(":learning_rate")[0]
+    """A method without the rate, or the noise, that it has of its own."""
+    return label.partition(":learning_rate")[0].partition(":target_epsilon")[0]
 
 
 def _check_folder(folder: Path) -> None:

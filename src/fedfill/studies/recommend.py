@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedfill.experiment.verdicts import RISING, rise
+from fedfill.runs.shown import headline_of
 from fedfill.studies.comparison import Comparison, Difference, Row, paired_difference
 from fedfill.studies.rules import HEAD, Goal, score
 from fedfill.studies.verdicts import points
@@ -30,6 +31,7 @@ class Candidate:
         seconds: Likewise.
         rising: How much the accuracy still rose at the end, where that was looked at.
         guarantee: The sum of the privacy account in one sentence.
+        figure: What the shares are: see `fedfill.runs.shown.headline_of`.
     """
 
     label: str
@@ -41,6 +43,7 @@ class Candidate:
     seconds: float
     rising: float | None
     guarantee: str
+    figure: str = "accuracy"
 
     @property
     def mean(self) -> float | None:
@@ -143,6 +146,7 @@ def _of_row(row: Row, goal: Goal) -> list[Candidate]:
                 seconds=row.figure("seconds")[0] or 0.0,
                 rising=statistics.fmean(rises) if rises and not k else None,  # the curve is that of the first
                 guarantee=first["privacy"]["statement"].rsplit(". ", 1)[-1] if first else "",
+                figure=headline_of(first)[0],
             )
         )
     return found
@@ -187,7 +191,8 @@ def recommend(
         if goal == "everyone"
         else "on each client's own validation samples"
     )
-    sentences = [f"take {chosen.label}: it recognises {_percent(chosen.validation)} {where}, which decided"]
+    reached = "it recognises" if chosen.figure == "accuracy" else f"its {chosen.figure} is"
+    sentences = [f"take {chosen.label}: {reached} {_percent(chosen.validation)} {where}, which decided"]
     sure, said = _compared(chosen, others)
     sentences += [*said, *_cut(chosen, found, asked), *_for_scale(chosen, references, goal, asked)]
     sentences.append(

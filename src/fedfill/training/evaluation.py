@@ -14,6 +14,7 @@ from torch.nn import functional
 from fedfill.data.federation import Federation
 from fedfill.data.samples import Samples, normalise
 from fedfill.errors import DIVERGED, DivergedError
+from fedfill.statistics.survival import NO_RANKING, concordance, total_hazard
 from fedfill.training.fit import Resident
 from fedfill.training.regression import r_squared, r_squared_by
 
@@ -29,7 +30,7 @@ class Scored:
     """Per-sample outcome of an evaluation.
 
     Attributes:
-        predicted: ``[n]`` int64, the class with the highest score; or float32 numbers.
+        predicted: ``[n]`` int64, the class with the highest score; float32 numbers; or, of times to an event, float64 risks.
         losses: ``[n]`` float32 cross-entropies; of numbers squared errors.
     """
 
@@ -42,12 +43,13 @@ class Scored:
         return [Scored(*pair) for pair in zip(predicted, losses, strict=True)]
 
 
-def score(resident: Resident, samples: Samples) -> Scored:
+def score(resident: Resident, samples: Samples, times: int = 0) -> Scored:
     """Score samples with the weights that `resident` holds, in evaluation mode.
 
     Args:
         resident: A worker's model, loaded.
         samples: At most a few thousand.
+        times: Where labels are cells of a time to an event, the number of the grid's times; else 0.
 
     Returns:
         What each sample was taken for, and its loss.
@@ -58,22 +60,25 @@ def score(resident: Resident, samples: Samples) -> Scored:
         if samples.of_numbers:
             return Scored(scores[:, 0].float(), (scores[:, 0] - samples.labels).float().square())
         losses = functional.cross_entropy(scores, samples.labels, reduction="none")
+        if times:
+            return Scored(total_hazard(scores.double().log_softmax(1)), losses)
         return Scored(scores.argmax(1), losses)
 
 
-def score_all(resident: Resident, samples: Samples) -> Scored:
+def score_all(resident: Resident, samples: Samples, times: int = 0) -> Scored:
     """Score any number of samples in the chunks in which every engine does it.
 
     Args:
         resident: A model, loaded.
         samples: ``[n, ...]``.
+        times: As in `score`.
 
     Returns:
         The outcome of each, in their order.
     """
     if not len(samples):
-        return Scored(samples.labels, samples.labels.new_empty(0, dtype=torch.float32))
-    return _joined([score(resident, samples[start : start + CHUNK]) for start in range(0, len(samples), CHUNK)])
+        return _unscored(samples, times)
+    return _joined([score(resident, samples[start : start + CHUNK], times) for start in range(0, len(samples), CHUNK)])
 
 
 @dataclass(frozen=True)
@@ -86,6 +91,7 @@ class Splits:
         validation: All clients' validation splits.
         own_sizes: How many samples of `own` are each client's.
         validation_sizes: The same of `validation`.
+        times: Where labels are cells of a time to an event, the number of the grid's times; else 0.
     """
 
     test: Samples
@@ -93,6 +99,7 @@ class Splits:
     validation: Samples
     own_sizes: tuple[int, ...]
     validation_sizes: tuple[int, ...]
+    times: int = 0
 
     @property
     def all(self) -> tuple[Samples, Samples, Samples]:
@@ -122,15 +129,16 @@ def splits_of(federation: Federation, device: torch.device | str = "cpu") -> Spl
         Samples(torch.cat([s.inputs for s in parts]), torch.cat([s.labels for s in parts])).to(device)
         for parts in (own, held)
     )
-    return Splits(test.to(device), all_own, all_held, tuple(map(len, own)), tuple(map(len, held)))
+    return Splits(test.to(device), all_own, all_held, tuple(map(len, own)), tuple(map(len, held)), federation.times)
 
 
 @dataclass(frozen=True)
 class Evaluation:
     """Accuracies and losses of one model, or of every client's own; all accuracies are shares in [0, 1].
 
-    Where numbers are learnt, the coefficient of determination R² stands in for every accuracy, and the mean squared error, on the scale
-    of -1..1, for the loss.
+    Every accuracy is the target's headline figure, by which settings and methods are chosen too: where numbers are learnt, the
+    coefficient of determination R² stands in for it, and the mean squared error, on the scale of -1..1, for the loss; where times to an
+    event are learnt, the C-index, with .5 where no two samples can be compared.
 
     "The test set" is one of three things:
 
@@ -204,13 +212,13 @@ class PersonalScores:
     def __init__(self, splits: Splits, classes: int) -> None:
         self._splits, self._classes, self._places = splits, classes, splits.places()
         self._tests: dict[int, _Tally] = {}
-        self._own, self._held = (_unscored(part) for part in (splits.own, splits.validation))
+        self._own, self._held = (_unscored(part, splits.times) for part in (splits.own, splits.validation))
 
     def add(self, i: int, test: Scored, own: Scored, held: Scored) -> None:
         """Take the outcomes of client `i`'s own model on the test set and on its own test and validation splits."""
         labels = self._splits.test.labels
-        if len(labels) and self._splits.test.of_numbers:
-            score = r_squared(test.predicted, labels) or 0.0
+        if len(labels) and not _of_classes(self._splits):
+            score = _whole(test, labels, self._splits)
             self._tests[i] = _Tally(score, float(test.losses.double().mean()), [score], [1])
         elif len(labels):
             correct = test.predicted == labels
@@ -233,7 +241,7 @@ class PersonalScores:
         splits, own, held = self._splits, self._own, self._held
         labels = splits.test.labels
         if not len(labels):
-            return _evaluation(_unscored(splits.test), own, held, splits, self._classes)
+            return _evaluation(_unscored(splits.test, splits.times), own, held, splits, self._classes)
         tests = [self._tests[i] for i in range(len(splits.own_sizes))]
         by_class = zip(*(test.by_class for test in tests), strict=True)
         named = [sum(column) for column in zip(*(test.named for test in tests), strict=True)]
@@ -241,12 +249,12 @@ class PersonalScores:
             accuracy=float(torch.tensor([test.accuracy for test in tests], dtype=torch.float64).mean()),
             loss=float(torch.tensor([test.loss for test in tests], dtype=torch.float64).mean()),
             accuracy_by_class=[None if None in column else sum(column) / len(column) for column in by_class],
-            accuracy_by_client=_by_client(own, splits.own, splits.own_sizes),
-            validation_by_client=_by_client(held, splits.validation, splits.validation_sizes)
+            accuracy_by_client=_by_client(own, splits.own, splits.own_sizes, splits.times),
+            validation_by_client=_by_client(held, splits.validation, splits.validation_sizes, splits.times)
             if len(splits.validation)
             else [],
-            most_predicted=None if splits.test.of_numbers else max(named) / sum(named),
-            largest_class=largest_share(labels),
+            most_predicted=max(named) / sum(named) if _of_classes(splits) else None,
+            largest_class=largest_share(labels) if _of_classes(splits) else None,
         )
 
 
@@ -260,18 +268,32 @@ class _Tally:
     named: list[int]
 
 
-def _unscored(samples: Samples) -> Scored:
+def _unscored(samples: Samples, times: int) -> Scored:
     """Room for the outcomes of these samples."""
     labels = samples.labels
-    return Scored(torch.zeros_like(labels), labels.new_zeros(len(labels), dtype=torch.float32))
+    kind = torch.float64 if times else labels.dtype
+    return Scored(torch.zeros_like(labels, dtype=kind), labels.new_zeros(len(labels), dtype=torch.float32))
+
+
+def _of_classes(splits: Splits) -> bool:
+    """Whether the target is a class, and no number and no time."""
+    return not (splits.times or splits.test.of_numbers)
+
+
+def _whole(scored: Scored, labels: Tensor, splits: Splits) -> float:
+    """The headline figure of numbers or times, with what who knows nothing has where it can't be said."""
+    if splits.times:
+        index = concordance(scored.predicted, labels, splits.times).index
+        return NO_RANKING if index is None else index
+    return r_squared(scored.predicted, labels) or 0.0
 
 
 def _evaluation(test: Scored, own: Scored, held: Scored, splits: Splits, classes: int) -> Evaluation:
     labels = splits.test.labels
     if not len(labels):
         test, labels = own, splits.own.labels
-    if labels.is_floating_point():
-        accuracy = r_squared(test.predicted, labels) or 0.0
+    if not _of_classes(splits):
+        accuracy = _whole(test, labels, splits)
         by_class: list[float | None] = [accuracy]
     else:
         correct = test.predicted == labels
@@ -280,19 +302,22 @@ def _evaluation(test: Scored, own: Scored, held: Scored, splits: Splits, classes
         accuracy=accuracy,
         loss=float(test.losses.double().mean()),
         accuracy_by_class=by_class,
-        accuracy_by_client=_by_client(own, splits.own, splits.own_sizes),
-        validation_by_client=_by_client(held, splits.validation, splits.validation_sizes)
+        accuracy_by_client=_by_client(own, splits.own, splits.own_sizes, splits.times),
+        validation_by_client=_by_client(held, splits.validation, splits.validation_sizes, splits.times)
         if len(splits.validation)
         else [],
-        most_predicted=largest_share(test.predicted),
-        largest_class=largest_share(labels),
+        most_predicted=largest_share(test.predicted) if _of_classes(splits) else None,
+        largest_class=largest_share(labels) if _of_classes(splits) else None,
     )
 
 
-def _by_client(scored: Scored, samples: Samples, sizes: Sequence[int]) -> list[float | None]:
-    """The share of recognised samples of each client."""
+def _by_client(scored: Scored, samples: Samples, sizes: Sequence[int], times: int) -> list[float | None]:
+    """The share of recognised samples of each client, or what stands in for it."""
     if samples.of_numbers:
         return r_squared_by(scored.predicted, samples.labels, list(sizes))
+    if times:
+        parts = zip(scored.predicted.split(list(sizes)), samples.labels.split(list(sizes)), strict=True)
+        return [concordance(risk, cells, times).index for risk, cells in parts]
     device = samples.labels.device
     owners = torch.arange(len(sizes), device=device).repeat_interleave(torch.tensor(sizes, device=device))
     return shares(scored.predicted == samples.labels, owners, len(sizes))

@@ -16,8 +16,9 @@ from fedfill.experiment.verdicts import Verdict, of_run
 from fedfill.files import read_regular
 from fedfill.runs.directory import RunDirectory
 from fedfill.runs.records import Division, Summary, require, require_rounds
+from fedfill.runs.shown import headline_of
 from fedfill.studies.compare import BUDGET
-from fedfill.studies.comparison import RECORD, Comparison, Row, headline_of, read_comparison
+from fedfill.studies.comparison import RECORD, Comparison, Row, read_comparison
 from fedfill.studies.grid import TABLE
 from fedfill.studies.reporting.answer import Answer, read_answer
 from fedfill.studies.reporting.grids import read_grid_table
@@ -232,8 +233,8 @@ def read_trial(folder: Path) -> Trial:
             )
     pictures = sorted((folder / "samples").glob("round-*.png")) if (folder / "samples").is_dir() else []
     figures = summary if summary is not None else _so_far(experiment, rounds)
-    if headline_of(figures)[1] == "c_index":
-        figures, rounds = _by_rank(figures), [_without_cells(record) for record in rounds]
+    if headline_of(figures)[1] == "c_index" and summary is not None:
+        figures = _by_pairs(figures)
     return Trial(
         folder,
         experiment,
@@ -246,17 +247,10 @@ def read_trial(folder: Path) -> Trial:
     )
 
 
-def _by_rank(figures: Mapping[str, Any]) -> dict[str, Any]:
-    """Figures of times to an event, where the C-index stands in for the accuracy, as R² does of numbers: cells are hard to name."""
+def _by_pairs(figures: Mapping[str, Any]) -> dict[str, Any]:
+    """Figures of times to an event: nothing where no two rows can be compared, and within clients by pairs and not by clients."""
     shown = {"accuracy": "c_index", "mean_client_accuracy": "c_index_within_clients"}
-    return {**_without_cells(figures), **{name: figures.get(own) for name, own in shown.items()}}
-
-
-def _without_cells(figures: Mapping[str, Any]) -> dict[str, Any]:
-    """Figures or a round's record, without the shares of rows whose cell was named."""
-    return {
-        name: value for name, value in figures.items() if "accuracy" not in name and name not in ("loss", "best_round")
-    }
+    return {**figures, **{name: figures.get(own) for name, own in shown.items()}}
 
 
 def _so_far(experiment: Mapping[str, Any], rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
