@@ -20,7 +20,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 
 import fedfill
-from fedfill.algorithms.mst import samples_of
+from fedfill.synthesis.tables import samples_of
 from fedfill.data.schema import Schema, read_schema
 from fedfill.runs.directory import RunDirectory
 from fedfill.statistics.marginals import Network, workload_error
