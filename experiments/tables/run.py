@@ -20,10 +20,10 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 
 import fedfill
-from fedfill.synthesis.tables import samples_of
 from fedfill.data.schema import Schema, read_schema
 from fedfill.runs.directory import RunDirectory
 from fedfill.statistics.marginals import Network, workload_error
+from fedfill.synthesis.tables import samples_of
 
 STRUCTURES = ("star", "tree", "augmented")
 NOISE = ((None, "site"), (3.0, "server"), (3.0, "site"), (1.0, "server"), (1.0, "site"))

@@ -12,6 +12,7 @@ import itertools
 import math
 import warnings
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -58,7 +59,9 @@ def cells(sizes: Sequence[int], parents: Mapping[int, Clique]) -> int:
     return sum(math.prod(sizes[k] for k in (*above, column)) for column, above in parents.items())
 
 
-def network_of(sizes: Sequence[int], factors: Mapping[Clique, Table], parents: Mapping[int, Clique], total: float) -> Network:
+def network_of(
+    sizes: Sequence[int], factors: Mapping[Clique, Table], parents: Mapping[int, Clique], total: float
+) -> Network:
     """The network of a Markov random field.
 
     Args:
@@ -107,11 +110,14 @@ def marginal(network: Network, columns: Clique) -> Table:
         more = [k for k in network.parents[column] if k not in needed]
         needed.update(more)
         open_.extend(more)
-    operands: list[object] = []
+    operands: list[Any] = []
     for column in sorted(needed):
         table = network.tables[column]
         sums = table.sum(-1, keepdims=True)
-        operands += [np.divide(table, sums, out=np.zeros_like(table), where=sums > 0), [*network.parents[column], column]]
+        operands += [
+            np.divide(table, sums, out=np.zeros_like(table), where=sums > 0),
+            [*network.parents[column], column],
+        ]
     found: Table = network.total * np.einsum(*operands, list(columns), optimize="greedy")
     return found
 
