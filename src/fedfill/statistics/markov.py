@@ -74,7 +74,7 @@ def network_of(
         The same distribution, each column given its parents.
     """
     left, given = list(factors.items()), dict[int, Table]()
-    for column in reversed(parents):
+    for column in reversed(list(parents)):
         scope = (*parents[column], column)
         joint = np.zeros([sizes[k] for k in scope])
         for clique, factor in left:
