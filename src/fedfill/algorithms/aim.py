@@ -59,9 +59,11 @@ class AIM(SyntheticTable):
 
     def server_state(self, initial: Weights) -> dict[str, Tree]:
         """The classifier, the network's tables, all counts with their noise, and how the budget is spent."""
-        rest = 1 - self.share_one - self.share_select
-        first = {"columns": None, "candidates": None, "measured": [], "spent": 0.0, "next": rest / self.turns}
-        return {**super().server_state(initial), **first}
+        return {
+            **super().server_state(initial),
+            **{"columns": None, "candidates": None, "measured": []},
+            **{"spent": 0.0, "next": self.share("turns") / self.turns},
+        }
 
     def client_state(self) -> dict[str, Tree]:
         """What the turns so far have cost, so that nobody can ask for more."""
