@@ -151,7 +151,8 @@ def test_rows_are_nearer_to_the_real_ones_than_columns_apart(tmp_path: Path) -> 
     real = schema().codes(pa.Table.from_pandas(table(), preserve_index=False), "the table")
     balanced = np.concatenate([rng.choice(real[real[:, -1] == c], 2000) for c in (0, 1)])
     apart = np.stack([rng.permutation(column) for column in balanced.T], axis=1)
-    result = run(tmp_path / "run", turns=6)
+    table().to_csv(tmp_path / "people.csv", index=False)
+    result = run(tmp_path / "run", turns=6, data=str(tmp_path / "people.csv"))
     made = fedfill.synthesise(result, per_class=2000, out=tmp_path / "made.safetensors").samples
     assert made.counts(2) == [2000, 2000]
     error = workload_error(schema().codes_of(made.inputs, made.labels), balanced, schema().sizes)
