@@ -156,7 +156,7 @@ def test_rows_are_nearer_to_the_real_ones_than_columns_apart(tmp_path: Path) -> 
     made = fedfill.synthesise(result, per_class=2000, out=tmp_path / "made.safetensors").samples
     assert made.counts(2) == [2000, 2000]
     error = workload_error(schema().codes_of(made.inputs, made.labels), balanced, schema().sizes)
-    assert error < 0.3 * workload_error(apart, balanced, schema().sizes)
+    assert error < 0.5 * workload_error(apart, balanced, schema().sizes)
 
 
 @pytest.mark.usefixtures("_no_mbi")
