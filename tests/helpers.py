@@ -1,16 +1,19 @@
 """Small worlds for tests: four clients with images that a small network learns, and a server whose clients are scripted."""
 
+import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from fedfill import tree
-from fedfill.algorithms import Algorithm, Start
+from fedfill.algorithms import Algorithm, Start, aim
+from fedfill.algorithms.aim import AIM
 from fedfill.data.federation import ClientData, Federation
 from fedfill.data.samples import Samples
 from fedfill.engines.local import LocalEngine
@@ -21,6 +24,8 @@ from fedfill.models.views import weights_of
 from fedfill.protocol.client import Client, State
 from fedfill.protocol.messages import Answers, Average, Message, Outcome, releases_of
 from fedfill.protocol.server import Server
+from fedfill.statistics.marginals import Network, Noisy, simplex
+from fedfill.statistics.markov import elimination, network_of
 from fedfill.streams import numpy_stream
 from fedfill.training.aggregation import Mean, combined
 from fedfill.training.evaluation import Evaluation, PersonalScores, Scored, Splits
@@ -239,3 +244,23 @@ def gathered(scored: Sequence[tuple[Scored, Scored, Scored]], splits: Splits, cl
     for i, outcomes in enumerate(scored):
         scores.add(i, *outcomes)
     return scores.gather()
+
+
+def by_proportions(sizes: Sequence[int], tables: Sequence[Noisy], total: float, root: int) -> Network:
+    """What `fedfill.statistics.markov.fitted` finds, from the table of all columns at once, by proportional fitting: slow, without mbi."""
+    joint = np.full(sizes, total / math.prod(sizes))
+    for _ in range(200):
+        for table in tables:
+            rest = tuple(k for k in range(len(sizes)) if k not in table.clique)
+            now = joint.sum(rest, keepdims=True)
+            wanted = simplex(table.counts, total).reshape(now.shape)
+            joint = joint * np.divide(wanted, now, out=np.zeros_like(now), where=now > 0)
+    everything = tuple(range(len(sizes)))
+    parents = elimination(sizes, [everything], root)
+    return network_of(sizes, {everything: np.log(np.maximum(joint, 1e-300))}, parents, total)
+
+
+def without_mbi(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let aim run where its extra is not installed."""
+    monkeypatch.setattr(AIM, "packages", ())
+    monkeypatch.setattr(aim, "fitted", by_proportions)

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from bench.same_bits import GIVEN, table, times
+from tests.helpers import without_mbi
 
 import fedfill
 from fedfill import tree
 from fedfill.algorithms import known_algorithms
 from fedfill.models.networks import ModelSettings, build
 from fedfill.models.views import part, rest, weights_of
+from fedfill.runs.directory import RunDirectory
 from fedfill.synthesis import gan
 from fedfill.synthesis.cvae_networks import CVAESettings, decoder_of, start
 from fedfill.synthesis.gan_networks import GANSettings
@@ -134,6 +137,16 @@ def expected(name: str, result: fedfill.Result) -> dict[str, dict[str, int]]:
         columns, pairs, words = 9 + 3 + 4 + 2, 2 * (9 + 3 + 4), len("columns") + len("tables")
         asked = 2 * 8 + words + 8 * 4 + 8 * 2 * 3
         return {"count": {"down": K * asked, "up": K * 4 * (columns + pairs)}}
+    if name == "aim":  # counts of each column and of each pair, then of two of the pairs
+        columns, pairs, words = 9 + 3 + 4 + 2, 27 + 36 + 18 + 12 + 6 + 8, len("columns") + len("candidates")
+        asked = 2 * 8 + words + 8 * 4 + 8 * 2 * 6
+        document = RunDirectory(result.directory).read_checkpoint() or {}
+        turns = [found["cliques"][0] for found in document["server"]["measured"]]
+        told = sum(math.prod((9, 3, 4, 2)[k] for k in clique) for clique in turns)
+        return {
+            "count": {"down": K * asked, "up": K * 4 * (columns + pairs)},
+            "measure": {"down": K * 2 * (8 + len("turn") + 16 + 8), "up": K * 4 * told},
+        }
     if name == "moments":  # one exchange; the age
         return {"sum": {"down": K * 8, "up": K * 20}}
     if name == "kaplanmeier":  # one exchange; 9 times of the grid
@@ -216,8 +229,9 @@ def expected(name: str, result: fedfill.Result) -> dict[str, dict[str, int]]:
 
 
 @pytest.mark.parametrize("name", [n for n, k in known_algorithms().items() if k.__module__.startswith("fedfill.")])
-def test_bytes_follow_the_formulas(name: str, tmp_path: Path):
+def test_bytes_follow_the_formulas(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     own: dict[str, Any] = {}
+    without_mbi(monkeypatch)
     if name.startswith("fedzda"):
         own = {"model": "cnn2bn", "inversion_steps": 2, "images_per_class": 2}
     elif name.startswith("sdafl"):
@@ -232,8 +246,13 @@ def test_bytes_follow_the_formulas(name: str, tmp_path: Path):
         own = {"classifier_samples": 50, "decoder_samples": 50}
     elif name == "fedgauss":
         own = {"images_per_class": 5, "classifier_epochs": 1}
-    elif name in ("mst", "moments"):
-        own = {"data": table(), "schema_file": GIVEN["its schema"](), "partition": "iid"}
+    elif name in ("mst", "moments", "aim"):
+        own = {
+            **({"turns": 2} if name == "aim" else {}),
+            "data": table(),
+            "schema_file": GIVEN["its schema"](),
+            "partition": "iid",
+        }
     elif name in ("cox", "kaplanmeier"):
         own = {"data": times(), "schema_file": GIVEN["their schema"](), "partition": "iid", "data_fraction": 1.0}
     elif name == "dpmerf":

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from bench.same_bits import KEPT, RESUMED, run, without_idle
+from tests.helpers import without_mbi
 from tests.pretended_gpu import GPU, OnGPU, WrongDeviceError, pretended_gpu
 from torch.nn import functional
 
@@ -43,7 +44,8 @@ def options_of(name: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if not name.endswith(OFTEN) or name == f"scaffold, {RESUMED}"])
-def test_all_that_a_run_needs_is_on_its_device(name: str, tmp_path: Path):
+def test_all_that_a_run_needs_is_on_its_device(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    without_mbi(monkeypatch)
     result = run(name, options_of(name), tmp_path / "run", workers=1)
     assert result.summary["machine"].count("pretended GPU") == 1
 

@@ -39,7 +39,7 @@ def copied(folder: Path, schema: Schema, seed: int) -> dict[str, Excess]:
 
 def main() -> None:
     """Three seeds of everything, as a table in Markdown."""
-    frame = asked(__doc__)
+    frame, _ = asked(__doc__)
     found: dict[tuple[str, str], list[dict[str, Excess]]] = {}
     with tempfile.TemporaryDirectory() as place:
         agreed = Path(place) / "schema.toml"

@@ -1,6 +1,6 @@
 """Train on a synthetic table, test on real rows: ``mst`` with its structures, at several epsilons, on a table of one's own.
 
-``python experiments/tables/run.py fair.csv --label affairs --above 0``
+``python experiments/tables/run.py fair.csv --label affairs --above 0``; with ``--aim`` the same of ``aim``, noise in the sum alone.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 
 import fedfill
-from fedfill.algorithms.mst import samples_of
 from fedfill.data.schema import Schema, read_schema
 from fedfill.runs.directory import RunDirectory
 from fedfill.statistics.marginals import Network, workload_error
+from fedfill.synthesis.tables import samples_of
 
 STRUCTURES = ("star", "tree", "augmented")
 NOISE = ((None, "site"), (3.0, "server"), (3.0, "site"), (1.0, "server"), (1.0, "site"))
@@ -61,19 +61,24 @@ def judged(x: np.ndarray, y: np.ndarray, test: tuple[np.ndarray, np.ndarray]) ->
     return [float(roc_auc_score(test[1][:, -1], m.fit(x, y).predict_proba(test[0])[:, 1])) for m in models]
 
 
-def asked(words: str | None) -> pd.DataFrame:
-    """The table of the command line."""
-    parser = argparse.ArgumentParser(description=words)
+def asked(words: str | None, parser: argparse.ArgumentParser | None = None) -> tuple[pd.DataFrame, argparse.Namespace]:
+    """The table of the command line, and what else was given."""
+    parser = parser or argparse.ArgumentParser(description=words)
     parser.add_argument("file", type=Path)
     parser.add_argument("--label", required=True)
     parser.add_argument("--above", type=float, help="the class is whether the label is above this")
     given = parser.parse_args()
-    return read(given.file, given.label, given.above)
+    return read(given.file, given.label, given.above), given
 
 
 def main() -> None:
     """Three seeds of everything, as a table in Markdown."""
-    frame, rows = asked(__doc__), []
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--aim", action="store_true", help="aim in place of mst; needs its extra")
+    (frame, given), rows = asked(None, parser), []
+    runs = [("mst", {"structure": structure}, noise) for structure in STRUCTURES for noise in NOISE]
+    if given.aim:
+        runs = [("aim", {}, noise) for noise in NOISE if noise[1] == "server"]
     with tempfile.TemporaryDirectory() as place:
         fedfill.describe(frame, target="label", out=Path(place) / "schema.toml")
         schema = read_schema(Path(place) / "schema.toml")
@@ -85,19 +90,17 @@ def main() -> None:
             draw = np.random.default_rng(seed)
             apart = np.stack([draw.permutation(column) for column in cells.T], axis=1)
             rows.append(("columns shuffled apart", "", 0.5, 0.5, workload_error(apart, cells, schema.sizes)))
-            for structure in STRUCTURES:
-                for epsilon, trust in NOISE:
-                    noise: dict[str, Any] = {} if epsilon is None else {"target_epsilon": epsilon, "trust": trust}
-                    out = Path(place) / f"{structure}-{epsilon}-{trust}-{seed}"
-                    result = fedfill.run(
-                        "mst", data=(train, test), schema_file=Path(place) / "schema.toml", partition="dirichlet:0.5",
-                        client_test=0.0, structure=structure, classifier_epochs=1, seed=seed, out=out, quiet=True, **noise,
-                    )  # fmt: skip
-                    x, codes = drawn(schema, result, len(cells), seed)
-                    words = "none" if epsilon is None else f"{epsilon:g}, {trust}"
-                    rows.append(
-                        (structure, words, *judged(x, codes[:, -1], held), workload_error(codes, cells, schema.sizes))
-                    )
+            for algorithm, settings, (epsilon, trust) in runs:
+                noise: dict[str, Any] = {} if epsilon is None else {"target_epsilon": epsilon, "trust": trust}
+                source = settings.get("structure", algorithm)
+                result = fedfill.run(
+                    algorithm, data=(train, test), schema_file=Path(place) / "schema.toml", partition="dirichlet:0.5", client_test=0.0,
+                    classifier_epochs=1, seed=seed, out=Path(place) / f"{source}-{epsilon}-{trust}-{seed}", quiet=True, **settings, **noise,
+                )  # fmt: skip
+                x, codes = drawn(schema, result, len(cells), seed)
+                words = "none" if epsilon is None else f"{epsilon:g}, {trust}"
+                figures = judged(x, codes[:, -1], held)
+                rows.append((source, words, *figures, workload_error(codes, cells, schema.sizes)))
     names = ["rows from", "epsilon, noise", "AUC, logistic", "AUC, boosting", "workload error"]
     found = pd.DataFrame(rows, columns=names).groupby(names[:2], sort=False)[names[2:]]
     mean, deviation = found.mean(), found.std()

@@ -92,6 +92,20 @@ class Shared(TypedDict, total=False):
     """Delta of target_epsilon."""
     honest: int | None
     """With trust=secure: how many clients at least add their share and keep it to themselves; none: two thirds ..."""
+    share_one: float
+    """Share of the squared privacy budget for the counts of single columns."""
+    share_select: float
+    """Share for the choice of pairs, where there is one."""
+    rows: int | None
+    """Synthetic rows that the network is trained on; none: as many as the noisy counts say there are."""
+    classifier_epochs: int
+    """Passes over these rows, with batch_size, optimizer and learning_rate."""
+    turns: int
+    """Tables that are counted one after the other, at the most; the rest of the budget is for them, at first ..."""
+    degree: int
+    """Columns of the largest tables that may be counted."""
+    largest_model: float
+    """Megabytes of the tables of the whole model; a turn has the share of them that is its share of the budget ..."""
     filter_steps: int | None
     """Exchanges in which the filters of patches are learned from all clients' images (spherical k-means), ..."""
     centre: Literal["seeded", "federated", "mean", "prior", "wrong"] | None
@@ -148,8 +162,6 @@ class Shared(TypedDict, total=False):
     """Delta at which each round's record gives epsilon."""
     images_per_class: int
     """Synthetic images of each class that the classifier is trained on."""
-    classifier_epochs: int
-    """Passes of the classifier over these images, with batch_size, optimizer and learning_rate."""
     embedding: str
     """What is averaged over images: words of a map of features, of conv, project, fourier, relu, unit and clip."""
     embedding_seed: int
@@ -454,12 +466,6 @@ class Shared(TypedDict, total=False):
     """What is contrasted: the output of a projection head in front of the classifier (the paper), the latent ..."""
     structure: Literal["star", "tree", "label_tree", "augmented"]
     """What is counted together: the label with each column (star), the tree of pairs that depend most (tree), ..."""
-    share_one: float
-    """Share of the squared privacy budget for the counts of single columns."""
-    share_select: float
-    """Share for the choice of pairs, where there is one."""
-    rows: int | None
-    """Synthetic rows that the network is trained on; none: as many as the noisy counts say there are."""
     strategy: Literal["fixed", "adaptive"]
     """Which layers are loaded: all but those of `keep`, or those that each client learns to load (section 3.3)."""
     policy_batches: int

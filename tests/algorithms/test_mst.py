@@ -13,11 +13,12 @@ from bench.same_bits import GIVEN, table
 from tests.helpers import refused
 
 import fedfill
-from fedfill.algorithms.mst import MST, samples_of
+from fedfill.algorithms.mst import MST
 from fedfill.data.schema import Schema, read_schema
 from fedfill.privacy.sums import mu_for
 from fedfill.runs.directory import RunDirectory
 from fedfill.statistics.marginals import workload_error
+from fedfill.synthesis.tables import samples_of
 
 
 def schema() -> Schema:

@@ -57,6 +57,8 @@ class Algorithm(BaseModel):
     """Whether there is nothing to do without samples that have no label."""
     tabular: ClassVar[bool] = False
     """Whether the data have to be a table with a schema."""
+    packages: ClassVar[tuple[str, ...]] = ()
+    """What the server's program imports beside fedfill's own packages: those of the extra that has the algorithm's name."""
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     """Settings by data set that stand in for the defaults, where the paper has others for each data set."""
     paper: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
@@ -112,6 +114,18 @@ class Algorithm(BaseModel):
                     f"algorithm: the name '{cls.name}' of {late.__qualname__} is taken by {first.__qualname__}"
                 )
             _registry[cls.name] = cls
+
+    @classmethod
+    def require_packages(cls) -> None:
+        """Refuse to begin where one of `packages` is not installed.
+
+        Raises:
+            FedfillError: With the name of the extra.
+        """
+        if missing := [package for package in cls.packages if importlib.util.find_spec(package) is None]:
+            raise FedfillError(
+                f"algorithm: {cls.name} needs {' and '.join(missing)}, which is not installed; run: pip install 'fedfill[{cls.name}]'"
+            )
 
     @classmethod
     def axes(cls) -> list[str]:

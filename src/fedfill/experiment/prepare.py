@@ -105,6 +105,8 @@ def prepare(
     if model is None:
         model = network_of(experiment)
     require(experiment.engine)
+    if federation is None or experiment.engine != "flower":  # of an app's parties the server alone needs them
+        kind.require_packages()
     for name, others in (
         ("ray_address", ("ray",)),
         ("gpus_per_worker", ("ray",)),

@@ -88,7 +88,7 @@ class Network:
         found = np.zeros((n, len(self.sizes)), dtype=np.int64)
         for column in self.order:
             table, parents = self.tables[column], self.parents[column]
-            if not parents and root is not None:
+            if column == self.order[0] and root is not None:  # others may have no parents either
                 found[:, column] = root
                 continue
             shape = table.shape[:-1]

@@ -70,7 +70,7 @@ WITHOUT_A_PLACE: Mapping[str, str] = {
     "kaplanmeier": "it is for times to an event, and knows no columns",
     "moments": "it trains nothing; run it first, and give its schema to the study",
     "fedcgs": "another head from the same sums as fed3r; 'fedfill compare' has it",
-    "fedpft, fedgauss, dpmerf, fedcvae, mst": "their guarantee is for synthetic data; see docs/synthetic-data.md",
+    "fedpft, fedgauss, dpmerf, fedcvae, mst, aim": "their guarantee is for synthetic data; see docs/synthetic-data.md",
 }
 """What can have a guarantee and is left out where one is asked for."""
 

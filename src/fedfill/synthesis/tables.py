@@ -1,4 +1,4 @@
-"""How like a real table a synthetic one is: shares of cells and of pairs of cells, and how columns depend on each other.
+"""Synthetic tables: rows of drawn cells, and how like a real table they are: shares of cells and of pairs of cells, and how columns depend on each other.
 
 Shares are compared by half the l1 distance, 0..1: how much of one distribution would have to move to become the other. The floor for
 a method is `apart`, what a table has that is right in each column and knows of no pair.
@@ -8,10 +8,21 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import numpy as np
+import torch
 
+from fedfill.data.samples import Samples
+from fedfill.data.schema import Schema
 from fedfill.statistics.marginals import Codes, Table, pair_shares
+
+
+def samples_of(schema: Schema, codes: Codes, draw: np.random.Generator) -> Samples:
+    """Rows with these cells as samples: each value is drawn within its cell."""
+    encoding, where = schema.encoding(), Path("drawn rows")
+    values = encoding.values(schema.prepared(schema.frame(codes, draw), str(where), labelled=False), where)
+    return Samples(encoding.inputs(values, str(where)), torch.from_numpy(codes[:, -1].copy()))
 
 
 def shares(codes: Codes, sizes: Sequence[int]) -> list[Table]:

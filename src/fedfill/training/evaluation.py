@@ -316,7 +316,8 @@ def _by_client(scored: Scored, samples: Samples, sizes: Sequence[int], times: in
     if samples.of_numbers:
         return r_squared_by(scored.predicted, samples.labels, list(sizes))
     if times:
-        parts = zip(scored.predicted.split(list(sizes)), samples.labels.split(list(sizes)), strict=True)
+        risks, cells_of = torch.split(scored.predicted, list(sizes)), torch.split(samples.labels, list(sizes))
+        parts = zip(risks, cells_of, strict=True)
         return [concordance(risk, cells, times).index for risk, cells in parts]
     device = samples.labels.device
     owners = torch.arange(len(sizes), device=device).repeat_interleave(torch.tensor(sizes, device=device))
