@@ -116,18 +116,6 @@ class Algorithm(BaseModel):
             _registry[cls.name] = cls
 
     @classmethod
-    def require_packages(cls) -> None:
-        """Refuse to begin where one of `packages` is not installed.
-
-        Raises:
-            FedfillError: With the name of the extra.
-        """
-        if missing := [package for package in cls.packages if importlib.util.find_spec(package) is None]:
-            raise FedfillError(
-                f"algorithm: {cls.name} needs {' and '.join(missing)}, which is not installed; run: pip install 'fedfill[{cls.name}]'"
-            )
-
-    @classmethod
     def axes(cls) -> list[str]:
         """The settings of other algorithms for which this one is a value: none, or one; with two it is a whole of both."""
         return []

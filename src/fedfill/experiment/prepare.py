@@ -19,11 +19,11 @@ from fedfill.data.names import is_place
 from fedfill.data.partitions import is_function
 from fedfill.data.schema import read_schema
 from fedfill.data.synthetic import with_extra
-from fedfill.engines import require
 from fedfill.engines.allocator import keep_freed_memory
 from fedfill.errors import FedfillError, checked, did_you_mean
 from fedfill.experiment.before import came_before
 from fedfill.experiment.digest import digest
+from fedfill.experiment.engine import require_engine
 from fedfill.experiment.own import Network, made, network_of, origins, partition_of, word_of
 from fedfill.experiment.settings import PYTHON, TABLES, Experiment, in_words, refuse_settings
 from fedfill.experiment.start import read_start
@@ -104,32 +104,7 @@ def prepare(
             )
     if model is None:
         model = network_of(experiment)
-    require(experiment.engine)
-    if federation is None or experiment.engine != "flower":  # of an app's parties the server alone needs them
-        kind.require_packages()
-    for name, others in (
-        ("ray_address", ("ray",)),
-        ("gpus_per_worker", ("ray",)),
-        ("workers", ("local", "ray")),
-        ("stack", ("local",)),
-    ):
-        if getattr(experiment, name) and experiment.engine not in others:
-            raise FedfillError(
-                f"{name}: found {getattr(experiment, name)} with engine={experiment.engine}; allowed with {' and '.join(others)}"
-            )
-    for name, alone in (("workers", 1), ("reply_timeout", None), ("precision", "float32")):
-        if (experiment.stack or 1) > 1 and getattr(experiment, name) not in (None, alone):
-            raise FedfillError(
-                f"stack: found {experiment.stack} with {name}={getattr(experiment, name)}; leave one of them out"
-            )
-    if kind.pooled and experiment.engine == "flower":
-        raise FedfillError(
-            f"engine: found flower with algorithm={kind.name}, which is no federation of hosts; allowed: local and ray"
-        )
-    if experiment.extra is not None and experiment.engine == "flower":
-        raise FedfillError(
-            f"extra: found {experiment.extra} with engine=flower, whose hosts don't have the file; allowed: engine=local or ray"
-        )
+    require_engine(experiment, kind, party=federation is not None)
     settings, model_settings = _checked_settings(kind, experiment)
     if experiment.start_from is not None and model_settings.weights is not None:
         raise FedfillError(

@@ -383,9 +383,8 @@ def _save(figure: Figure, path: Path, *formats: str) -> None:
     """Write the picture beside its place and move it there, so that nobody ever sees half a picture; PNG and SVG if not told."""
     for text in figure.findobj(Text):
         text.set_parse_math(False)  # a dollar in a name begins no formula
-    # found once: to be told "tight", matplotlib lays each file out twice
-    renderer = FigureCanvasAgg(figure).get_renderer()  # type: ignore[no-untyped-call]
-    box = figure.get_tightbbox(renderer).padded(0.15)
+    # once: told "tight", matplotlib lays each file out twice
+    box = figure.get_tightbbox(FigureCanvasAgg(figure).get_renderer()).padded(0.15)  # type: ignore[no-untyped-call]
     for kind in formats or ("png", "svg"):
         place = path if kind == "png" else path.with_suffix(f".{kind}")
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{place.name}.", suffix=".tmp")

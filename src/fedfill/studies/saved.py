@@ -350,13 +350,11 @@ def _run(document: Mapping[str, Any], summary: Mapping[str, Any]) -> dict[str, A
     of_classes = ("accuracy", "accuracy_by_class", "mean_client_accuracy", "worst_client_accuracy")
     by_target = {"number": tuple(OF_NUMBERS), "survival": tuple(OF_TIMES)}
     figures = (*by_target.get(str(summary.get("target")), of_classes), "weights_sha256")
-    account = summary["privacy"]
-    secret = any(account.get(name) is not None for name in ("total_epsilon", "total_epsilon_added"))
+    secret = any(summary["privacy"].get(name) is not None for name in ("total_epsilon", "total_epsilon_added"))
     return {
         "data": Path(str(document["data"])).name,
         **{name: document.get(name) for name in told},
-        # who knows the seed of a simulation can draw its noise again, and take it off
-        **({"seed": None} if secret else {}),
+        **({"seed": None} if secret else {}),  # who knows it can draw a simulation's noise again, and take it off
         **{name: summary.get(name) for name in figures},
         **({"ranks_only": True} if tells(summary) == "ranks" else {}),
         "fedfill": document["version"],
