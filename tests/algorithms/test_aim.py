@@ -14,6 +14,7 @@ from tests.helpers import refused, without_mbi
 
 import fedfill
 from fedfill.algorithms import aim
+from fedfill.algorithms._tables import AskCounts
 from fedfill.algorithms.aim import AIM, AskTable, joined, score
 from fedfill.data.schema import Schema, read_schema
 from fedfill.privacy.sums import mu_for
@@ -193,6 +194,16 @@ def test_a_small_model_takes_small_tables(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("_no_mbi")
+def test_without_noise_turns_go_on_while_the_model_may_grow(tmp_path: Path) -> None:
+    """At first one pair alone is small enough; once it is known, nothing is counted until there is room for more."""
+    # 80 cells in the end, 20 in the second turn; with the smallest pair the model has 21, with another one beside it 25 and more
+    state = kept(run(tmp_path / "run", turns=8, largest_model=80 / aim.MEGABYTE))
+    assert tuple(state["measured"][0]["cliques"][0]) == (1, 3)
+    assert 1 < len(state["measured"]) < 8
+    assert state["spent"] == pytest.approx(REST)
+
+
+@pytest.mark.usefixtures("_no_mbi")
 def test_two_columns_are_enough(tmp_path: Path) -> None:
     (tmp_path / "two.toml").write_text(
         '[target]\ncolumn = "died"\nvalues = ["no", "yes"]\n\n[columns.sex]\nkind = "category"\nvalues = ["f", "m"]\n'
@@ -222,6 +233,14 @@ def test_a_client_does_not_answer_a_server_that_asks_for_too_much(
     with refused("share"):
         algorithm.measure(client, AskTable(4, "turn", cliques, share))  # type: ignore[arg-type]
     assert client.state.spent == 0.25
+
+
+@pytest.mark.parametrize("step", ["turn", "turns", "other"])
+def test_the_budget_of_turns_is_had_in_turns_alone(step: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(AIM, "counted", lambda *_: "counts")
+    with refused("step", step):
+        AIM().count(Asked(), AskCounts(4, step, [[0, 1]]))  # type: ignore[arg-type]
+    assert AIM().count(Asked(), AskCounts(4, "candidates", [[0, 1]])) == "counts"  # type: ignore[arg-type]
 
 
 @pytest.mark.usefixtures("_no_mbi")

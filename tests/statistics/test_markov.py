@@ -103,3 +103,10 @@ def test_the_fit_weighs_tables_by_their_noise():
     ]
     made = fitted((2, 2), tables, 100.0, 1)
     assert marginal(made, (0,)) == pytest.approx([56.0, 44.0], abs=1e-3)
+
+
+def test_a_table_may_have_more_columns_than_einsum_has_letters():
+    sizes, pair = (2,) * 60, np.array([[0.0, 1.0], [2.0, 0.0]])
+    made = network_of(sizes, {(57, 58): pair}, elimination(sizes, [(57, 58)], 59), 10.0)
+    assert marginal(made, (57, 58)) == pytest.approx(10 * np.exp(pair) / np.exp(pair).sum())
+    assert marginal(made, (58, 57)) == pytest.approx(marginal(made, (57, 58)).T)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -239,9 +240,12 @@ def test_extra_samples_are_not_taken_for_real_ones(place: Path, tmp_path: Path):
     assert "beside their own, whose account comes on top" in made.origin.privacy
 
 
-@pytest.mark.parametrize(("options", "told"), [({"target_epsilon": 5.0}, None), ({}, 4321)])
-def test_what_carries_a_guarantee_does_not_tell_the_seed_that_its_noise_follows_from(
-    tmp_path: Path, options: dict[str, float], told: int | None
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [({"target_epsilon": 5.0}, None), ({"target_epsilon": 5.0, "trust": "server"}, None), ({}, 4321)],
+)
+def test_what_has_noise_does_not_tell_the_seed_that_its_noise_follows_from(
+    tmp_path: Path, options: dict[str, Any], told: int | None
 ):
     more = {"data": "digits", "data_fraction": 0.3, "clients": 2, "images_per_class": 5, "classifier_epochs": 1}
     fedfill.run("fedgauss", out=tmp_path / "run", seed=4321, **more, **options)

@@ -76,6 +76,13 @@ class AIM(SyntheticTable):
 
     # Counts
 
+    @client_handler
+    def count(self, client: Client, message: AskCounts) -> Sums:
+        """The client's counts of columns or of candidates; what turns have is asked for in turns alone."""
+        if message.step not in ("columns", "candidates"):
+            raise FedfillError(f"step: found '{message.step}'; allowed: columns, candidates")
+        return self.counted(client, message.cliques, self.share(message.step), message.clients, message.step)
+
     def pretraining_steps(self) -> int:
         """The counts of columns, those of all candidates, and the turns: exchanges of their own, so that none is asked twice."""
         return 2 + self.turns
@@ -113,7 +120,9 @@ class AIM(SyntheticTable):
         }
         best = max(scores, key=lambda clique: scores[clique])
         if not ahead and scores[best] <= NOTHING * model.total:
-            state.spent = self.share("turns")
+            # where the model may grow yet, later turns look at what was too large
+            done = share == left or len(scores) == len(candidates)
+            state.spent = self.share("turns") if done else state.spent + share
             return
         statistic = marginal_counts(sizes, [best])
         message = AskTable(server.clients, "turn", [list(best)], share)

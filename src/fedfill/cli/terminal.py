@@ -292,7 +292,7 @@ def print_synthesised(made: Synthesised) -> None:
     if few:
         paragraph(f"Fewer of {', '.join(few[:MOST_ROWS])}{', ...' if len(few) > MOST_ROWS else ''}.")
     paragraph(f"Privacy: {origin.guarantee}.")
-    if origin.epsilon is not None or origin.epsilon_added is not None:
+    if origin.seed is None:
         paragraph(
             "In a simulation the noise follows from the seed, which the file therefore doesn't tell. Before it is handed out, the run "
             "needs a seed that nobody can guess."

@@ -42,7 +42,7 @@ class Origin:
         data: Name of the data set that the run trained on, whose test set they are judged by; of one that was named by its path the
             last part of that.
         image_size: To which that data set's images were brought; None: none.
-        seed: Of the run; None where a guarantee is carried, as the noise of a simulation follows from the seed.
+        seed: Of the run; None where the run has noise, as that of a simulation follows from the seed.
         digest: Of the run's experiment.
         version: Of fedfill.
         per_class: How many of each class were asked for.

@@ -129,11 +129,11 @@ def marginal_counts(sizes: Sequence[int], cliques: Sequence[Clique]) -> Statisti
 
     def add(sums: Weights, z: Tensor, labels: Tensor) -> None:
         codes = z.long()
-        for clique, shape, start in zip(cliques, shapes, starts, strict=True):
+        for clique, shape, start, many in zip(cliques, shapes, starts, cells, strict=True):
             place = torch.zeros(len(codes), dtype=torch.int64, device=codes.device)
             for column, size in zip(clique, shape, strict=True):
                 place = place * size + codes[:, column]
-            sums["counts"] += torch.bincount(place + start, minlength=sum(cells)).to(torch.float64)
+            sums["counts"][start : start + many] += torch.bincount(place, minlength=many).to(torch.float64)
 
     return Statistic({"counts": Block((sum(cells),), bound, bits=0)}, add, "counts of the table's cells")
 

@@ -110,15 +110,16 @@ def marginal(network: Network, columns: Clique) -> Table:
         more = [k for k in network.parents[column] if k not in needed]
         needed.update(more)
         open_.extend(more)
+    axis = {column: k for k, column in enumerate(sorted(needed))}  # einsum knows 52 of them
     operands: list[Any] = []
-    for column in sorted(needed):
+    for column in axis:
         table = network.tables[column]
         sums = table.sum(-1, keepdims=True)
         operands += [
             np.divide(table, sums, out=np.zeros_like(table), where=sums > 0),
-            [*network.parents[column], column],
+            [axis[k] for k in (*network.parents[column], column)],
         ]
-    found: Table = network.total * np.einsum(*operands, list(columns), optimize="greedy")
+    found: Table = network.total * np.einsum(*operands, [axis[k] for k in columns], optimize="greedy")
     return found
 
 

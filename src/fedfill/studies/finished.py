@@ -138,6 +138,12 @@ def made_by(
     return samples
 
 
+def noisy(summary: Mapping[str, Any]) -> bool:
+    """Whether anything of a run has noise that hides a record from somebody, total or no total: its seed is no one else's business."""
+    figures = ("epsilon", "epsilon_added", "conditional_epsilon", "conditional_epsilon_added")
+    return any((entry.get(name) or 0) > 0 for entry in summary["privacy"]["entries"] for name in figures)
+
+
 def tells(summary: Mapping[str, Any]) -> str:
     """What the model of a run tells of a row; see `fedfill.runs.curves.Findings`."""
     findings = summary.get("findings") or {}

@@ -70,8 +70,8 @@ def natural(
         out: Folder of the comparisons, with ``natural.md``, ``natural.csv`` and ``sites.csv``.
         tables: Folder with tables that are not bundled, as ``NAME.csv`` or ``NAME.parquet``.
         methods: Those to run, of `MODELS`; None: all.
-        epsilon: Of one record, at delta 1e-5: then `PRIVATE` stands in for all federated methods, and runs lie in a folder of their own;
-            None: nobody adds noise.
+        epsilon: Of one record, at delta 1e-5: then `PRIVATE` stands in for all federated methods, and `out` has to be a folder of its
+            own; None: nobody adds noise.
         on_run: Called before each run with its label and seed; returns what to call after each of its rounds.
         quiet: As in `fedfill.compare`.
         **options: ``workers`` and ``device``, as for `fedfill.run`.

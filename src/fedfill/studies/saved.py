@@ -34,7 +34,7 @@ from fedfill.runs.directory import RunDirectory
 from fedfill.runs.records import Summary, require
 from fedfill.statistics.survival import FIGURES as OF_TIMES
 from fedfill.studies.card import CARD, FORMAT, damaged, read_card
-from fedfill.studies.finished import account_of, tells
+from fedfill.studies.finished import account_of, noisy, tells
 from fedfill.studies.model import Model
 from fedfill.training.regression import FIGURES as OF_NUMBERS
 from fedfill.tree import Weights
@@ -350,11 +350,11 @@ def _run(document: Mapping[str, Any], summary: Mapping[str, Any]) -> dict[str, A
     of_classes = ("accuracy", "accuracy_by_class", "mean_client_accuracy", "worst_client_accuracy")
     by_target = {"number": tuple(OF_NUMBERS), "survival": tuple(OF_TIMES)}
     figures = (*by_target.get(str(summary.get("target")), of_classes), "weights_sha256")
-    secret = any(summary["privacy"].get(name) is not None for name in ("total_epsilon", "total_epsilon_added"))
     return {
         "data": Path(str(document["data"])).name,
         **{name: document.get(name) for name in told},
-        **({"seed": None} if secret else {}),  # who knows it can draw a simulation's noise again, and take it off
+        # who knows the seed can draw a simulation's noise again, and take it off
+        **({"seed": None} if noisy(summary) else {}),
         **{name: summary.get(name) for name in figures},
         **({"ranks_only": True} if tells(summary) == "ranks" else {}),
         "fedfill": document["version"],

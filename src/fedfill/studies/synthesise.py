@@ -23,7 +23,7 @@ from fedfill.experiment.prepare import Prepared
 from fedfill.experiment.summary import Result
 from fedfill.runs.directory import RunDirectory, write_atomically, writing
 from fedfill.streams import derive
-from fedfill.studies.finished import account_of, finished, made_by, require_maker
+from fedfill.studies.finished import account_of, finished, made_by, noisy, require_maker
 from fedfill.synthesis.measures import nearest
 
 SHOWN = 10
@@ -134,7 +134,7 @@ def _origin(run: Prepared, result: Result, per_class: int) -> Origin:
         data=Path(name).name if is_place(name) else name,  # others need not know where it lay
         image_size=image_size,
         # who knows the seed can draw the noise again, and take it off
-        seed=experiment.seed if account["epsilon"] is None and account["epsilon_added"] is None else None,
+        seed=None if noisy(result.summary) else experiment.seed,
         digest=run.digest,
         version=__version__,
         per_class=per_class,
