@@ -312,6 +312,8 @@ def test_times_are_scored_as_in_one_process(name: str, tmp_path: Path) -> None:
     parts = (prepared.algorithm, prepared.federation, prepared.model, prepared.initial)
     hosts = InProcessEngine(*parts, folder=tmp_path / "hosts", validate_clients=True)
     one = LocalEngine(*parts, seed=0, device=torch.device("cpu"), workers=1)
+    assert hosts.evaluation is not None
+    assert "pairs of rows" in hosts.evaluation.mechanism
     flower, local = (engine.evaluate(prepared.initial, 0) for engine in (hosts, one))
     assert None not in local.accuracy_by_client
     assert flower.accuracy_by_client == local.accuracy_by_client

@@ -118,10 +118,13 @@ class FlowerEngine:
         evaluate_clients, validate_clients = evaluate_clients and self._judged, validate_clients and self._judged
         own = [name for name, there in (("test", evaluate_clients), ("validation", validate_clients)) if there]
         splits = f"the client's own {' and '.join(own)} split{'s' if len(own) > 1 else ''}, exact"
-        if program.personal:
-            scores, test = f"accuracy by class and loss of the client's own model on {splits}", test[:0]
+        if times:
+            scores = f"numbers of pairs of rows that a model ranks right, and loss, on {splits}"
+        elif program.personal:
+            scores = f"accuracy by class and loss of the client's own model on {splits}"
         else:
             scores = f"accuracy on {splits}"
+        test = test[:0] if program.personal else test
         self.evaluation = unbounded(scores) if own else None
         self.evaluated: Sequence[int] = ()
         if not len(test) and not evaluate_clients and self._judged:

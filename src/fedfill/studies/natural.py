@@ -146,7 +146,7 @@ def _chosen(sets: Sequence[str] | None) -> list[NaturalTable]:
 
 def _check_methods(methods: Sequence[str] | None, epsilon: float | None) -> None:
     expect("epsilon", epsilon, int | float | None, "a number above 0, or none")
-    if epsilon is not None and not 0 < epsilon < math.inf:
+    if isinstance(epsilon, bool) or (epsilon is not None and not 0 < epsilon < math.inf):
         raise FedfillError(f"epsilon: found {epsilon}; allowed: a number above 0, or none")
     known = {_called(label) for labels in _labels(epsilon).values() for label in labels}
     for name in methods or ():
