@@ -187,6 +187,14 @@ def test_without_any_decoder_there_is_nothing_to_train_on() -> None:
         algorithm.round(server, 0)
 
 
+def test_decoders_without_a_count_above_0_are_told_from_none() -> None:
+    algorithm, server, _, replies, _ = world(aggregate="ens")
+    for i, reply in list(replies.items()):
+        replies[i] = Own(reply.decoder, torch.zeros_like(reply.counts))
+    with refused("target_epsilon", "no client a count above 0"):
+        algorithm.round(server, 0)
+
+
 # With real clients
 
 

@@ -14,6 +14,7 @@ from fedfill.data.samples import Batch, Samples, normalise
 from fedfill.models.views import part, weights_of
 from fedfill.privacy import accountant
 from fedfill.privacy import sums as privacy
+from fedfill.protocol.client import Client
 from fedfill.statistics.sums import as_joined, class_moments
 from fedfill.synthesis.vae import class_means, vae_loss
 
@@ -196,6 +197,19 @@ def test_without_a_filter_the_first_codes_are_kept_and_the_papers_copies_have_an
     assert release.mu == pytest.approx(5**0.5 * 0.5 / 2)
     assert len(release.conditions) == 1  # the encoder's
     assert client.releases["shared.counts"].mu == 0
+
+
+@pytest.mark.parametrize(("keep", "keyed"), [("all", True), ("recognised", False)])
+def test_what_has_a_guarantee_draws_from_the_keyed_stream_alone(keep, keyed, monkeypatch):
+    """The paper's mechanism with its filter has none, and keeps its draws; without the filter it has one."""
+    used = []
+    for name in ("noise", "unguaranteed"):
+        stream = getattr(Client, name)
+        monkeypatch.setattr(
+            Client, name, lambda *given, name=name, stream=stream: (used.append(name), stream(*given))[1]
+        )
+    share(FedDPMS(n_classes=2, alpha=5, sigma=2.0, latent_bound="sigmoid", keep=keep), [9, 8])
+    assert set(used) == {"noise" if keyed else "unguaranteed"}
 
 
 # Means of all clients' records

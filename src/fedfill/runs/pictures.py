@@ -156,9 +156,8 @@ def image_grid(
     )
     axes.set_xticks([])
     kind = "grey" if images.shape[3] == 1 else "colour"
-    title = f"{width}x{side} {kind}, {_many(len(rows), 'class')}" + (
-        "" if below is None else ", and below each its nearest"
-    )
+    beside = "" if below is None else ", and below each its nearest"
+    title = f"{width}x{side} {kind}, {_many(len(rows), 'class')}{beside}"
     axes.set_title(title, loc="left", color=INK, fontsize=11, pad=10)
     _save(figure, Path(path), "png")  # pixels: drawn lines would not make it sharper
 
