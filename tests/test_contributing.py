@@ -10,7 +10,7 @@ import torch
 from tests.helpers import run_rounds, scripted
 
 from fedfill.algorithms import Update
-from fedfill.algorithms._base import _registry
+from fedfill.algorithms._registry import registered
 from fedfill.algorithms.fedvae import FedVAE
 from fedfill.catalogue import when
 
@@ -32,7 +32,7 @@ def example():
     names = {"__name__": "heavyball"}
     exec(compile(code, "heavyball.py", "exec"), names)
     yield names["HeavyBall"]
-    _registry.pop("heavyball")
+    registered.pop("heavyball")
 
 
 def test_the_example_passes_the_linter():

@@ -16,7 +16,7 @@ from tests.cli.calls import fedfill_
 
 import fedfill
 from fedfill.algorithms import known_algorithms
-from fedfill.algorithms._base import _registry
+from fedfill.algorithms._registry import registered
 from fedfill.catalogue import built_in
 
 ROOT = Path(__file__).parents[1]
@@ -147,8 +147,8 @@ def terminal(tmp_path, monkeypatch):
     monkeypatch.setenv("COLUMNS", "120")
     monkeypatch.syspath_prepend(".")
     yield
-    for name in set(_registry) - known:
-        _registry.pop(name)
+    for name in set(registered) - known:
+        registered.pop(name)
     sys.modules.pop("my", None)
 
 

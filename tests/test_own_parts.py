@@ -20,7 +20,7 @@ from torch import nn
 import fedfill
 from fedfill import own_parts
 from fedfill.algorithms import find, known_algorithms, parse_variant
-from fedfill.algorithms._base import _registry
+from fedfill.algorithms._registry import registered
 from fedfill.algorithms.fedavg import FedAvg
 from fedfill.data.division import federate
 from fedfill.own_parts import Source, absolute, entry_points, is_reference, load, split
@@ -82,12 +82,12 @@ def apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(own_parts, "_executed", {})
     monkeypatch.setattr(own_parts, "_found", [])
     known_algorithms()
-    known, kinds, modules = dict(_registry), dict(Record._kinds), set(sys.modules)
+    known, kinds, modules = dict(registered), dict(Record._kinds), set(sys.modules)
     (tmp_path / "code").mkdir()
     (tmp_path / "code" / "my.py").write_text(FILE)
     (tmp_path / "code" / "beside.py").write_text("SCALE = 1.0\n")
     yield
-    for registry, before in ((_registry, known), (Record._kinds, kinds)):
+    for registry, before in ((registered, known), (Record._kinds, kinds)):
         registry.clear()
         registry.update(before)
     for name in set(sys.modules) - modules:
@@ -159,7 +159,7 @@ def test_a_run_goes_on_from_the_command_line_with_the_same_source_alone() -> Non
     whole = sha(fedfill_("run", *words, "--rounds", "3", "--out", "runs/whole"))
     fedfill_("run", *words, "--rounds", "2", "--out", "runs/a")
     own_parts._executed.clear()
-    _registry.pop("slow")
+    registered.pop("slow")
     assert sha(fedfill_("resume", "runs/a", "--rounds", "3")) == whole
     Path("code/my.py").write_text(FILE.replace("self.step * SCALE", "self.step * 2 * SCALE"))
     said = slip(["resume", "runs/a"], "resume")
@@ -198,7 +198,7 @@ def test_own_aggregation_in_another_algorithm() -> None:
     document = tomllib.loads(Path("runs/a/experiment.toml").read_text())
     assert document["settings"]["aggregation"] == "slow:step=0.5"
     own_parts._executed.clear()
-    _registry.pop("slow")
+    registered.pop("slow")
     assert fedfill.resume("runs/a").summary == result.summary
 
 

@@ -10,7 +10,7 @@ import pytest
 from tests.cli.calls import fedfill_
 
 from fedfill.algorithms import known_algorithms
-from fedfill.algorithms._base import _registry
+from fedfill.algorithms._registry import registered
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "own-parts.md").read_text()
@@ -27,7 +27,7 @@ def test_the_page_runs_as_it_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     algorithm = blocks((ROOT / "CONTRIBUTING.md").read_text(), "python")[0]
     Path("my.py").write_text(f"{algorithm}\n{net}\n{by_size}")
     known_algorithms()
-    known = dict(_registry)
+    known = dict(registered)
     quick = ["--clients", "3", "--rounds", "1", "--set", "local_epochs=1"]
     for line in blocks(PAGE, "sh")[0].splitlines():
         words = line.split()
@@ -38,8 +38,8 @@ def test_the_page_runs_as_it_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     names: dict[str, object] = {"__name__": "page"}
     exec(net + by_size, names)
     exec(python.replace("rounds=2", "rounds=1, local_epochs=1"), names)
-    _registry.clear()
-    _registry.update(known)
+    registered.clear()
+    registered.update(known)
 
 
 def test_each_group_of_entry_points_is_named_as_in_the_code() -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 import fedfill
 from fedfill.algorithms import Update, find, known_algorithms, parse_variant
-from fedfill.algorithms._base import _registry
+from fedfill.algorithms._registry import registered
 from fedfill.algorithms.fedavg import FedAvg
 from fedfill.algorithms.feddpms import FedDPMS
 from fedfill.algorithms.fedmix import FedMix
@@ -425,4 +425,4 @@ def test_two_parts_that_keep_the_same_name_are_refused() -> None:
                 rounds=1, model=torch.nn.Linear(2, 2), inputs=torch.zeros(1, 2)
             )
     finally:
-        _registry.pop("keeps-control")
+        registered.pop("keeps-control")

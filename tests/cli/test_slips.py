@@ -10,7 +10,7 @@ import pytest
 from tests.cli.calls import fedfill_, refused
 
 import fedfill
-from fedfill.algorithms import _base, known_algorithms
+from fedfill.algorithms import _names, known_algorithms
 from fedfill.catalogue import built_in, require_algorithm
 from fedfill.cli import app
 from fedfill.data.sources import _load
@@ -77,7 +77,7 @@ def test_the_sentence_is_that_of_python(
 ) -> None:
     # other tests of this process have algorithms of their own
     own = {name: kind for name, kind in known_algorithms().items() if kind.__module__.startswith("fedfill.")}
-    monkeypatch.setattr(_base, "known_algorithms", lambda: own)
+    monkeypatch.setattr(_names, "known_algorithms", lambda: own)
     with pytest.raises(FedfillError) as caught:
         fedfill.run(words[0], **options)
     assert refused(["run", *words], str(caught.value).split(":")[0]) == str(caught.value)

@@ -12,7 +12,7 @@ from tests.test_own_parts import FILE
 import fedfill
 from fedfill import own_parts
 from fedfill.algorithms import find
-from fedfill.algorithms._base import _registry
+from fedfill.algorithms._registry import registered
 
 
 def test_parts_of_a_file_on_rays_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -23,7 +23,7 @@ def test_parts_of_a_file_on_rays_workers(tmp_path: Path, monkeypatch: pytest.Mon
     file.write_text(FILE)
     (tmp_path / "beside.py").write_text("SCALE = 1.0\n")
     find("fedavg")
-    known = dict(_registry)
+    known = dict(registered)
     shas = {
         engine: fedfill.run(
             f"{file}:Slow", model=f"{file}:Net", partition=f"{file}:halves", clients=3, rounds=2, local_epochs=1, step=0.5,
@@ -32,7 +32,7 @@ def test_parts_of_a_file_on_rays_workers(tmp_path: Path, monkeypatch: pytest.Mon
         for engine in ("local", "ray")
     }  # fmt: skip
     assert shas["local"] == shas["ray"]
-    _registry.clear()
-    _registry.update(known)
+    registered.clear()
+    registered.update(known)
     for name in ("own_my", "beside"):
         del sys.modules[name]

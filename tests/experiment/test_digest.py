@@ -109,9 +109,9 @@ def test_another_program_is_another_experiment(tmp_path: Path) -> None:
         with refused("out", tmp_path / "net", "another experiment"):
             fedfill.run("fedavg", model=nets[1], clients=2, rounds=1, local_epochs=1, out=tmp_path / "net")
     finally:
-        from fedfill.algorithms._base import _registry
+        from fedfill.algorithms._registry import registered
 
-        _registry.pop("mine", None)
+        registered.pop("mine", None)
 
 
 @pytest.mark.parametrize(("algorithm", "found"), [(object, "<class 'object'>"), (3, "found 3"), ("nope", "'nope'")])

@@ -12,9 +12,10 @@ from typing import ClassVar, Literal, Self
 from pydantic import Field
 from torch import Tensor, nn
 
-from fedfill.algorithms._base import Algorithm, known_algorithms
+from fedfill.algorithms._base import Algorithm
 from fedfill.algorithms._features import Featured
 from fedfill.algorithms._layers import Ask, Kept, Layer, bounded, changed, features, layer_of
+from fedfill.algorithms._names import known_algorithms
 from fedfill.algorithms._values import Method, able
 from fedfill.errors import FedfillError
 from fedfill.protocol.client import BoundHandler, Client, client_handler

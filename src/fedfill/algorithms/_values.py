@@ -6,7 +6,8 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, PlainSerializer, ValidationInfo
 
-from fedfill.algorithms._base import Algorithm, find, known_algorithms, lookup, parse_variant
+from fedfill.algorithms._base import Algorithm
+from fedfill.algorithms._names import find, known_algorithms, lookup, parse_variant
 from fedfill.errors import FedfillError, checked, did_you_mean
 from fedfill.own_parts import is_reference
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedfill.algorithms import Broadcast, Composable, Request, Update
-from fedfill.algorithms._base import known_algorithms
+from fedfill.algorithms._names import known_algorithms
 from fedfill.algorithms._values import able
 from fedfill.algorithms.fedavg import FedAvg
 from fedfill.data.samples import Batch, Samples, draw, fits, normalise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -97,3 +98,32 @@ def _check_whole(empty: int, name: str, file: Path) -> None:
         raise FedfillError(
             f"data: column '{name}' of '{file}' has {empty:,} empty cell{'s' if empty > 1 else ''}; fill them or leave their rows out"
         )
+
+
+def empty_cell(cell: Any) -> bool:
+    """Whether a cell is empty: none, no letters, or NaN."""
+    return cell is None or cell == "" or cell != cell  # NaN alone differs from itself
+
+
+def as_word(cell: Any) -> str:
+    """A cell as a word; a number that is whole has no point, as CSV and Parquet may differ in that."""
+    return str(int(cell)) if isinstance(cell, float) and cell.is_integer() else str(cell)
+
+
+def finite_number(cell: Any) -> float | None:
+    """A cell as a number; None where it is none, or infinite, or NaN."""
+    try:
+        value = float(cell)
+    except (TypeError, ValueError):
+        return None
+    return value if np.isfinite(value) else None
+
+
+def days_of(cell: Any) -> float | None:
+    """Days since the year 1 of a date, of a moment, or of a text that begins with one; None of anything else."""
+    if isinstance(cell, date):  # a moment is one, too
+        return float(cell.toordinal())
+    try:
+        return float(date.fromisoformat(str(cell)[:10]).toordinal())
+    except ValueError:
+        return None

@@ -25,7 +25,7 @@ from fedfill.errors import FedfillError, first_line, path_of, shown
 if TYPE_CHECKING:
     from fedfill.data.dataset import Source
     from fedfill.data.federation import Federation
-    from fedfill.data.schema_columns import Target
+    from fedfill.data.schema_target import Target
 
 TABLES = frozenset({".csv", ".parquet"})
 AT_ONCE = 1000

@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
+from fedfill.data.cells import empty_cell
 from fedfill.data.schema import Schema, read_schema
-from fedfill.data.schema_columns import empty_cell
 from fedfill.data.stratified import set_aside
 from fedfill.data.tables import read_table
 from fedfill.errors import FedfillError

@@ -20,9 +20,10 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor
 
-from fedfill.data.cells import DOMAIN_COLUMN, LABEL
+from fedfill.data.cells import DOMAIN_COLUMN, LABEL, as_word, empty_cell
 from fedfill.data.columns import Columns
-from fedfill.data.schema_columns import MISSING, OTHER, Codes, Column, Target, as_word, empty_cell
+from fedfill.data.schema_columns import MISSING, OTHER, Codes, Column
+from fedfill.data.schema_target import Target
 from fedfill.errors import FedfillError, did_you_mean, first_line, shown
 from fedfill.files import read_regular
 

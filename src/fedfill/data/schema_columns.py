@@ -10,9 +10,8 @@ from typing import Any, Literal, Self
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, model_validator
-from torch import Tensor
 
-from fedfill.data.survival import cell_names, cells, drawn
+from fedfill.data.cells import as_word, days_of, empty_cell, finite_number
 from fedfill.errors import FedfillError
 
 OTHER, MISSING = "other", "missing"
@@ -147,7 +146,7 @@ class Column(BaseModel):
         if self.kind == "ordered":
             order = {value: float(k) for k, value in enumerate(self.values)}
             return np.array([order.get(as_word(cell), np.nan) for cell in cells], dtype=np.float64)
-        read = days_of if self.kind == "date" else _number
+        read = days_of if self.kind == "date" else finite_number
         found = np.empty(len(cells))
         for k, cell in enumerate(cells):
             value = np.nan if empty_cell(cell) else read(cell)
@@ -221,182 +220,5 @@ class Column(BaseModel):
         return [None if code == self.cells else as_value(value) for code, value in zip(codes, found, strict=True)]
 
 
-class Target(BaseModel):
-    """What is to be told of a row."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    column: str
-    """Its name; of survival that of the times."""
-    kind: Literal["classes", "number", "survival"] = "classes"
-    """A class, a number, or a time with an event."""
-    values: tuple[str, ...] = ()
-    """Of classes: all of them, in order."""
-    low: float | None = None
-    """Of a number: the public lower bound."""
-    high: float | None = None
-    """Its upper bound."""
-    event: str | None = None
-    """Of survival: the column that is 1 where the event came at that time, and 0 where the row was censored then."""
-    grid: tuple[float, ...] = ()
-    """Of survival: the public times, increasing, above 0."""
-
-    @property
-    def half_width(self) -> float:
-        """Of a number: half of the way between its bounds, by which errors on the scale of -1..1 become errors in its own unit."""
-        return ((self.high or 0.0) - (self.low or 0.0)) / 2
-
-    def in_unit(self, x: Tensor) -> Tensor:
-        """Numbers on the scale of -1..1, of any shape, in the target's own unit."""
-        return (x + 1) * self.half_width + (self.low or 0.0)
-
-    def numbers(self, cells: list[Any], where: str) -> NDArray[np.float64]:
-        """A target's numbers, brought from its bounds to -1..1.
-
-        Args:
-            cells: Of Arrow's ``to_pylist``.
-            where: The beginning of an error's sentence.
-
-        Returns:
-            ``[n]``.
-
-        Raises:
-            FedfillError: Where a cell is empty, no number, or beyond the bounds: an error there could not be told.
-        """
-        low, high = self.low or 0.0, self.high or 0.0
-        found = np.empty(len(cells))
-        for k, cell in enumerate(cells):
-            value = None if empty_cell(cell) else _number(cell)
-            if value is None or not low <= value <= high:
-                raise FedfillError(
-                    f"{where}: column '{self.column}' holds '{cell}' in row {k + 1:,}; allowed by the schema: numbers from {low:g} to {high:g}"
-                )
-            found[k] = value
-        return (found - low) / self.half_width - 1
-
-    @model_validator(mode="after")
-    def _fits(self) -> Self:
-        has = {
-            "classes": bool(self.values),
-            "number": self.low is not None and self.high is not None,
-            "survival": self.event is not None and bool(self.grid),
-        }
-        some = {
-            "classes": bool(self.values),
-            "number": self.low is not None or self.high is not None,
-            "survival": self.event is not None or bool(self.grid),
-        }
-        if not has[self.kind] or any(given for kind, given in some.items() if kind != self.kind):
-            needed = {"classes": "values", "number": "low and high", "survival": "event and grid"}[self.kind]
-            raise ValueError(f"a target of the kind '{self.kind}' needs {needed} and nothing of the others")
-        if len(set(self.values)) < len(self.values) or (self.kind == "classes" and len(self.values) < 2):
-            raise ValueError("values must be two or more, and differ")
-        if self.low is not None and self.high is not None and not self.low < self.high:
-            raise ValueError(f"found low = {self.low} and high = {self.high}; allowed: low below high")
-        if self.grid and not all(a < b for a, b in zip((0.0, *self.grid), self.grid, strict=False)):
-            raise ValueError("the times of grid must be above 0 and increase")
-        if 2 * len(self.grid) + 1 > 2 * MOST_CELLS + 1 or not np.isfinite(self.grid).all():
-            raise ValueError(f"found {len(self.grid):,} times of grid; allowed: up to {MOST_CELLS:,}, all finite")
-        return self
-
-    @property
-    def classes(self) -> tuple[str, ...]:
-        """What a row may be, by name: its classes, or the cells of its time and event; nothing of a number."""
-        return cell_names(self.grid) if self.kind == "survival" else self.values
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        """The columns that hold it."""
-        return (self.column,) if self.event is None else (self.column, self.event)
-
-    def strata(self, labels: Codes) -> Codes:
-        """What a stratified choice among rows of these classes keeps the shares of: of survival whether the event came."""
-        return (labels >= len(self.grid)).astype(np.int64) if self.kind == "survival" else labels
-
-    def labels(self, rows: dict[str, list[Any]], where: str) -> Codes:
-        """The classes of rows.
-
-        Args:
-            rows: The cells of `columns`, of Arrow's ``to_pylist``.
-            where: The beginning of an error's sentence.
-
-        Returns:
-            ``[n]``, positions in `classes`.
-
-        Raises:
-            FedfillError: Where a cell is none of what is allowed.
-        """
-        if self.kind == "survival":
-            return cells(self._times(rows[self.column], where), self._events(rows[str(self.event)], where), self.grid)
-        order = {value: k for k, value in enumerate(self.values)}
-        words = [as_word(cell) for cell in rows[self.column]]
-        for k, word in enumerate(words):
-            if word not in order:
-                raise FedfillError(
-                    f"{where}: column '{self.column}' holds '{word}' in row {k + 1:,}; allowed by the schema: {', '.join(self.values)}"
-                )
-        return np.array([order[word] for word in words], dtype=np.int64)
-
-    def drawn(self, labels: Codes, generator: np.random.Generator) -> dict[str, list[Any]]:
-        """Cells of `columns` for rows of these classes; times are drawn uniformly between two of the grid, events lie on it."""
-        if self.kind == "survival":
-            times, events = drawn(labels, self.grid, generator)
-            return {self.column: times.tolist(), str(self.event): events.astype(np.int64).tolist()}
-        return {self.column: [self.values[label] for label in labels]}
-
-    def _times(self, found: list[Any], where: str) -> NDArray[np.float64]:
-        times = [_number(cell) for cell in found]
-        for k, (time, cell) in enumerate(zip(times, found, strict=True)):
-            if time is None or time < 0:
-                raise FedfillError(
-                    f"{where}: column '{self.column}' holds {_told_cell(cell)} in row {k + 1:,}; allowed: a time of 0 or more"
-                )
-        return np.array(times, dtype=np.float64)
-
-    def _events(self, found: list[Any], where: str) -> NDArray[np.bool_]:
-        for k, cell in enumerate(found):
-            if as_word(cell).lower() not in _EVENT:
-                raise FedfillError(
-                    f"{where}: column '{self.event}' holds {_told_cell(cell)} in row {k + 1:,}; allowed: 1 for an event and 0 for none"
-                )
-        return np.array([_EVENT[as_word(cell).lower()] for cell in found])
-
-
-_EVENT = {"1": True, "0": False, "true": True, "false": False}
-"""How a table may tell whether an event came."""
-
-
-def _told_cell(cell: Any) -> str:
-    return "nothing" if empty_cell(cell) else f"'{as_word(cell)}'"
-
-
-def empty_cell(cell: Any) -> bool:
-    """Whether a cell is empty: none, no letters, or NaN."""
-    return cell is None or cell == "" or cell != cell  # NaN alone differs from itself
-
-
-def as_word(cell: Any) -> str:
-    """A cell as a word; a number that is whole has no point, as CSV and Parquet may differ in that."""
-    return str(int(cell)) if isinstance(cell, float) and cell.is_integer() else str(cell)
-
-
 def _number_word(value: float, kind: Kind) -> str:
     return date.fromordinal(int(value)).isoformat() if kind == "date" else f"{value:.6g}"
-
-
-def _number(cell: Any) -> float | None:
-    try:
-        value = float(cell)
-    except (TypeError, ValueError):
-        return None
-    return value if np.isfinite(value) else None
-
-
-def days_of(cell: Any) -> float | None:
-    """Days since the year 1 of a date, of a moment, or of a text that begins with one; None of anything else."""
-    if isinstance(cell, date):  # a moment is one, too
-        return float(cell.toordinal())
-    try:
-        return float(date.fromisoformat(str(cell)[:10]).toordinal())
-    except ValueError:
-        return None

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedfill.data.federation import Federation
 from fedfill.data.samples import Samples
-from fedfill.data.schema_columns import Target
+from fedfill.data.schema_target import Target
 from fedfill.statistics.survival import Pairs, concordance, total_hazard
 from fedfill.training import regression
 from fedfill.training.evaluation import in_chunks

@@ -269,9 +269,7 @@ def accuracy_against(
         places = [x for x, _ in sorted(points)]
         values = [100 * np.array(seeds) for _, seeds in sorted(points)]
         means = np.array([seeds.mean() for seeds in values])
-        ends = np.array(
-            [[mean - v.min(), v.max() - mean] for mean, v in zip(means, values, strict=True)]
-        ).T  # [2, points]
+        ends = np.array([[m - v.min(), v.max() - m] for m, v in zip(means, values, strict=True)]).T  # [2, points]
         style = {"linestyle": _DASHES[k % len(_DASHES)], "marker": _MARKERS[k % len(_MARKERS)], "markersize": 4.5}
         axes.errorbar(
             places, means, np.maximum(ends, 0), color=_colour(k), label=label, linewidth=1.6, capsize=2, **style

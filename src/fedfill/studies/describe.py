@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from fedfill.data.cells import DOMAIN_COLUMN, LABEL, is_number, is_text
+from fedfill.data.cells import DOMAIN_COLUMN, LABEL, as_word, days_of, empty_cell, is_number, is_text
 from fedfill.data.frames import as_arrow, is_frame
 from fedfill.data.schema import Schema, from_document
-from fedfill.data.schema_columns import MOST_CELLS, as_word, days_of, empty_cell
+from fedfill.data.schema_columns import MOST_CELLS
 from fedfill.data.tables import find_tables, read_table, sound
 from fedfill.errors import FedfillError, did_you_mean, path_of, shown
 from fedfill.runs.directory import write_atomically
