@@ -2,6 +2,7 @@
 
 import json
 import math
+from functools import partial
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from tests.studies.audits import audited, audited_sums, client
 from torch import nn
 
 import fedfill
-from fedfill.algorithms._base import Algorithm
+from fedfill.algorithms import Algorithm, Broadcast
 from fedfill.algorithms.feddpms import FedDPMS
 from fedfill.data.samples import Samples
 from fedfill.privacy import sums as privacy
@@ -26,7 +27,7 @@ from fedfill.statistics.noise import Noise
 from fedfill.statistics.sums import class_moments
 from fedfill.studies.auditing.client_canaries import Directions
 from fedfill.studies.auditing.gradient_canaries import GradientCanaries
-from fedfill.studies.auditing.replays import numbers_of
+from fedfill.studies.auditing.replays import Unsteady, numbers_of, padded, sized
 from fedfill.synthesis import gan
 from fedfill.synthesis.gan_networks import GANSettings
 from fedfill.synthesis.vae import class_means
@@ -82,6 +83,37 @@ def test_class_means_of_feddpms_reach_the_ledgers_figure():
     found = audited(view, torch.cat([others, dark[None]]), torch.cat([others, bright[None]]), Claim(release.mu), 1500)
     assert found.verdict == "PASS (tight)"
     assert found.ratio > 0.85
+
+
+def test_what_is_released_in_numbers_that_noise_decides_is_seen_by_its_mean_rows():
+    def reply(data, seed):
+        stream = torch.Generator().manual_seed(seed)
+        rows = int(torch.randint(0, 4, (), generator=stream))
+        mean = data.inputs.float().mean() if len(data) else torch.zeros(())
+        return Broadcast(weights={"codes": mean + torch.randn(rows, 2, generator=stream), "n": torch.tensor([rows])})
+
+    def view(data, seed, whole=True):
+        return numbers_of(reply(data, seed), ["Broadcast.weights"], whole)
+
+    data = Samples(torch.ones(4, 1), torch.zeros(4, dtype=torch.int64))
+    checked = sized(view)
+    with pytest.raises(Unsteady, match="how many numbers are released"):
+        [checked(data, k) for k in range(20)]
+    seen = padded(partial(view, whole=False), data, 0)
+    assert {len(seen(data, k)) for k in range(50)} == {3}
+    for k in range(10):
+        whole = view(data, k)
+        codes = whole[:-1].reshape(-1, 2)
+        assert seen(data, k).tolist() == pytest.approx([*(codes.mean(0) if len(codes) else (0.0, 0.0)), whole[-1]])
+
+
+def test_the_filter_with_a_public_judge_is_audited():
+    found = fedfill.audit(
+        "feddpms", mechanism="public_filter", max_candidates=4, alpha=2, clients=3, partition="iid", repeats=200, data_fraction=0.2
+    )  # fmt: skip
+    (line,) = [one for one in found.findings if one.ledger_epsilon is not None]
+    assert line.verdict.startswith("PASS")
+    assert "shared.codes" in line.released
 
 
 def test_canary_gradients_in_one_run_of_a_gan():

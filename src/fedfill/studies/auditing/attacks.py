@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,18 @@ from fedfill.privacy.sums import honest_default
 from fedfill.studies.auditing.client_canaries import ClientCanaries
 from fedfill.studies.auditing.gradient_canaries import GradientCanaries
 from fedfill.studies.auditing.published import Published
-from fedfill.studies.auditing.replays import Call, Replayer, Transcript, View, numbers_of, repeat, worst_pair
+from fedfill.studies.auditing.replays import (
+    Call,
+    Replayer,
+    Transcript,
+    Unsteady,
+    View,
+    numbers_of,
+    padded,
+    repeat,
+    sized,
+    worst_pair,
+)
 
 RECORDS = 40
 """Of the attacked client's records so many stand beside the canary: a Gaussian release is no other with more of them."""
@@ -144,22 +156,27 @@ def releases_attacked(prepared: Prepared, transcript: Transcript, client: int, b
         others = [call for call in transcript.calls if call.client in kept]
     pieces = {i: one.train[_some(one.train, 1)] for i, one in enumerate(federation.clients)} if others else {}
 
-    def view(given: Samples, seed: int) -> Floats:
+    def view(given: Samples, seed: int, whole: bool = True) -> Floats:
         parts = []
         for call, found in claimed:
-            seen = numbers_of(replayer.answer(call, given, seed)[0], list(found))
+            seen = numbers_of(replayer.answer(call, given, seed)[0], list(found), whole)
             for other in others:
                 if (other.handler, other.t) == (call.handler, call.t):
-                    seen = seen + numbers_of(replayer.answer(other, pieces[other.client], seed)[0], list(found))
+                    seen = seen + numbers_of(replayer.answer(other, pieces[other.client], seed)[0], list(found), whole)
             parts.append(seen)
         return np.concatenate(parts)
 
     seen = Published(prepared, replayer, calls) if trust == "server" else view
-    return [
-        found
-        for replaced in (True, False)
-        if (found := _repeated(seen, data, claimed, replayer, trust, replaced, budget))
-    ]
+    found: list[Finding | None] = []
+    for replaced in (True, False):
+        try:
+            found.append(_repeated(sized(seen), data, claimed, replayer, trust, replaced, budget))
+        except Unsteady:
+            if trust == "server":
+                raise
+            rows = padded(partial(view, whole=False), data, budget.seed)
+            found.append(_repeated(rows, data, claimed, replayer, trust, replaced, budget))
+    return [one for one in found if one]
 
 
 def _repeated(

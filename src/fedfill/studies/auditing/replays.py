@@ -32,8 +32,8 @@ SHOWN = 16
 """Single coordinates among the figures of a repeat: those that the canary moves furthest, and as many others."""
 PILOT = 200
 """Repeats from which the noise on each coordinate is estimated."""
-
-
+LENGTHS = 20
+"""Repeats of which the longest release says how long one is, where noise decides it."""
 HIDDEN = "the server sees sums alone, as an audit presumes"
 
 
@@ -117,32 +117,74 @@ class Replayer:
         return reply, dict(releases_of(reply, client.releases))
 
 
-def numbers_of(reply: Message, paths: Sequence[str]) -> Floats:
-    """The numbers in some fields of a reply, one after the other."""
+def numbers_of(reply: Message, paths: Sequence[str], whole: bool = True) -> Floats:
+    """The numbers in some fields of a reply, one after the other; of tables the mean row alone unless they are wanted whole."""
     found: list[Floats] = [np.zeros(0)]
     for path in paths:
         value: Any = reply
         for name in path.split(".")[1:]:
             value = getattr(value, name, None)
-        found += list(_numbers(value))
+        found += list(_numbers(value, whole))
     return np.concatenate(found)
 
 
-def _numbers(value: Any) -> Iterator[Floats]:
+def _numbers(value: Any, whole: bool) -> Iterator[Floats]:
     if isinstance(value, Tensor):
-        yield value.detach().cpu().double().flatten().numpy()
+        x = value.detach().cpu().double()
+        yield (x if whole or x.dim() < 2 else x.sum(0) / max(len(x), 1)).flatten().numpy()
     elif isinstance(value, bool | int | float):
         yield np.array([float(value)])
     elif isinstance(value, Mapping):
         for name in sorted(value):
-            yield from _numbers(value[name])
+            yield from _numbers(value[name], whole)
     elif isinstance(value, list | tuple):
         for item in value:
-            yield from _numbers(item)
+            yield from _numbers(item, whole)
 
 
 View = Callable[[Samples, int], Floats]
 """What the attacker sees, ``[k]``, of some data and with a seed for all noise."""
+
+
+class Unsteady(FedfillError):
+    """How much is released depends on noise, or on a record."""
+
+
+def sized(view: View) -> View:
+    """The view, as long as it has the length of its first figures."""
+    length: list[int] = []
+
+    def checked(data: Samples, seed: int) -> Floats:
+        found = view(data, seed)
+        if not length:
+            length.append(len(found))
+        if len(found) != length[0]:
+            raise Unsteady(
+                "audit: how many numbers are released depends on noise or on a record; allowed: settings of which it does not"
+            )
+        return found
+
+    return checked
+
+
+def padded(view: View, data: Samples, seed: int) -> View:
+    """The view brought to one length: cut, or with zeros at its end. What is found of it is a bound all the same.
+
+    Args:
+        view: What is seen, best by mean rows (`numbers_of`), of which few are missing.
+        data: Of the client.
+        seed: Of the audit.
+
+    Returns:
+        A view of the largest length in some repeats.
+    """
+    longest = max(len(view(data, derive(seed, "audit", "length", k))) for k in range(LENGTHS))
+
+    def even(given: Samples, seed: int) -> Floats:
+        found = view(given, seed)[:longest]
+        return np.concatenate([found, np.zeros(longest - len(found))])
+
+    return even
 
 
 @dataclass(frozen=True)
@@ -183,7 +225,7 @@ def worst_pair(view: View, data: Samples, seed: int, *, replaced: bool = True, t
         The best pair.
 
     Raises:
-        FedfillError: Where the parts of a release depend in number on the data.
+        Unsteady: Where views of some length only are allowed (`sized`), and one has another.
     """
     stream = numpy_stream(seed, "audit", "candidates")
     fixed = derive(seed, "audit", "fixed")
@@ -193,12 +235,7 @@ def worst_pair(view: View, data: Samples, seed: int, *, replaced: bool = True, t
     std = np.maximum(std, 1e-9 * max(1.0, float(np.abs(noise).max(initial=0.0))))
 
     def seen(record: Tensor, label: int) -> Floats:
-        found = view(_with(data, record, label), fixed)
-        if len(found) != len(std):
-            raise FedfillError(
-                "audit: the number of released numbers depends on a record, and no attack of this audit can use that"
-            )
-        return np.asarray(found / std)
+        return np.asarray(view(_with(data, record, label), fixed) / std)
 
     def best(records: Sequence[Tensor], label: int) -> tuple[float, Tensor | None, Tensor]:
         whitened = np.stack([seen(record, label) for record in records])
