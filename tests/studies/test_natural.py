@@ -90,6 +90,9 @@ def test_with_an_epsilon_the_federated_method_has_noise_in_the_sum(tmp_path: Pat
     assert count_runs(["penguins"], [0], epsilon=1) == 3
     with refused("out"):  # other runs than those that lie there
         natural(["penguins"], seeds=[0], epsilon=3, out=tmp_path / "out", methods=["fed3r"], quiet=True)
+    with refused("out", "epsilon 1"):  # nor of other tables, whose figures would take the place of these
+        natural(["opt"], seeds=[0], out=tmp_path / "out", methods=["fed3r"], quiet=True)
+    assert {line["epsilon"] for line in lines(tmp_path / "out" / "natural.csv")} == {"1"}
 
 
 def test_many_sites_go_without_fraug() -> None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from fedfill.data.natural import known_tables
+from fedfill.files import read_regular
 from fedfill.runs.directory import write_atomically
 from fedfill.runs.shown import NOTHING, markdown_table, size
 from fedfill.studies.benchmark import AREAS, NEAR, WORTH, Benchmark, central_and_local, difference, goals
@@ -99,11 +101,19 @@ def write_files(found: Benchmark) -> None:
     sets = "".join(f"* {name}: {known[name].title}. Label: {known[name].label}.\n" for name in found.rows)
     page = f"{parts[0]}\n{meanings(found)}\n\n{parts[1]}\n{sets}"
     write_atomically(
-        found.directory / TABLE, _csv(("set", "model", "method", "seed", "figure", "value"), _figures(found))
+        found.directory / TABLE, _csv(("set", "model", "method", "seed", "epsilon", "figure", "value"), _figures(found))
     )
-    header = ("set", "model", "method", "seed", "site", "test_rows", "auc", "accuracy")
+    header = ("set", "model", "method", "seed", "epsilon", "site", "test_rows", "auc", "accuracy")
     write_atomically(found.directory / SITES, _csv(header, _sites(found)))
     write_atomically(found.directory / PAGE, page.encode())
+
+
+def epsilon_of(folder: Path) -> str | None:
+    """The guarantee of the benchmark in a folder, as its tables have it, empty where it has none; None: there is no benchmark."""
+    if not (folder / TABLE).is_file():
+        return None
+    first = next(csv.DictReader(io.StringIO(read_regular(folder / TABLE).decode("utf-8", "replace"))), {})
+    return first.get("epsilon")
 
 
 def _runs(found: Benchmark) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
@@ -111,7 +121,10 @@ def _runs(found: Benchmark) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
         for (model, method), row in rows.items():
             for seed, result in zip(found.seeds, row.results, strict=True):
                 if result is not None:
-                    yield (table, model, method, seed), result.summary
+                    yield (
+                        (table, model, method, seed, "" if found.epsilon is None else f"{found.epsilon:g}"),
+                        result.summary,
+                    )
 
 
 def _figures(found: Benchmark) -> Iterator[Sequence[Any]]:

@@ -19,7 +19,7 @@ from fedfill.experiment.summary import Result
 from fedfill.files import read_regular
 from fedfill.runs.directory import write_atomically, writing
 from fedfill.studies.benchmark import Benchmark
-from fedfill.studies.benchmark_files import TABLE, write_files
+from fedfill.studies.benchmark_files import TABLE, epsilon_of, write_files
 from fedfill.studies.compare import carry_out, plan
 from fedfill.studies.comparison import Row
 from fedfill.studies.run import OnRun
@@ -90,7 +90,7 @@ def natural(
         raise FedfillError(f"seeds: found {list(seeds)}; allowed: whole numbers, at least one, each once")
     chosen = _chosen(sets)
     _check_methods(methods, epsilon)
-    _check_folder(folder)
+    _check_folder(folder, epsilon)
     # everything is read before anything runs
     read_tables = {table.name: read(table, place) for table in chosen}
     parts = {
@@ -184,17 +184,21 @@ def _called(label: str) -> str:
     return label.partition(":learning_rate")[0].partition(":target_epsilon")[0]
 
 
-def _check_folder(folder: Path) -> None:
-    """Refuse a folder with anything else than a benchmark, or a part of one that was stopped."""
+def _check_folder(folder: Path, epsilon: float | None) -> None:
+    """Refuse a folder with anything else than this benchmark, or a part of one that was stopped."""
     with writing(folder):
         if folder.exists() and not folder.is_dir():
             raise FedfillError(f"out: {folder} is a file; choose a folder that is new or holds this benchmark")
         held = [path.name for path in folder.iterdir() if path.suffix != ".tmp"] if folder.exists() else []
+        held_epsilon = epsilon_of(folder)
     if held and TABLE not in held and (strangers := sorted({*held} - {"data", *known_tables()})):
         raise FedfillError(
             f"out: {folder} is not empty and holds no benchmark ({strangers[0]} lies there); choose a folder that is new or holds "
             "this benchmark"
         )
+    if held_epsilon is not None and held_epsilon != ("" if epsilon is None else f"{epsilon:g}"):
+        words = f"epsilon {held_epsilon}" if held_epsilon else "no epsilon"
+        raise FedfillError(f"out: {folder} holds a benchmark with {words}; choose another folder, or the same epsilon")
 
 
 def _written(folder: Path, table: NaturalTable, rows: Any, seed: int) -> Path:
