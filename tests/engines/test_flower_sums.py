@@ -16,11 +16,15 @@ from tests.protocol.sums_world import Points, Question, Summer, drawn, federatio
 from tests.protocol.world import CPU
 from torch import Tensor
 
+from fedfill.deployment.keys import make_node_key, read_parties
 from fedfill.engines import flower_host, flower_keys
 from fedfill.engines.flower_messages import Answer, Hidden, encode, pack, unpack
 from fedfill.engines.runner import make_resident
 from fedfill.errors import FedfillError
+from fedfill.experiment.loop import execute
+from fedfill.experiment.prepare import arrange
 from fedfill.models.views import weights_of
+from fedfill.privacy.ledger import Ledger
 from fedfill.privacy.masking import Parties
 from fedfill.privacy.sums import MASKED
 from fedfill.privacy.sums import pack as triangle
@@ -28,6 +32,7 @@ from fedfill.protocol.client import Client, State, client_handler
 from fedfill.protocol.messages import Message as Reply
 from fedfill.protocol.server import Server
 from fedfill.protocol.sums import Collected, Sums
+from fedfill.runs.directory import RunDirectory
 
 SECURE = Summer(trust="secure", target_epsilon=3.0)
 LARGE = Summer(trust="secure", target_epsilon=3.0, d=40)
@@ -290,3 +295,60 @@ def test_secret_parts_of_keys_are_gone_after_use(tmp_path: Path) -> None:
     Federation(folder=tmp_path).ask()
     assert list(tmp_path.rglob("*.safetensors"))
     assert not list(tmp_path.rglob("*.sum_key"))
+
+
+def test_a_server_that_says_that_there_are_fewer_clients_gets_nothing() -> None:
+    """Two hosts would answer under shares for two; with the other's share known, half of the noise were left."""
+    world = Federation()
+    world.server.clients = 2
+    with pytest.raises(FedfillError):
+        world.ask()
+    said = [answer.error for _, answer in world.received if isinstance(answer, Answer) and answer.error]
+    assert said
+    assert all("says 2" in text and "keys of 4" in text for text in said)
+    assert world.parts == []
+
+
+def test_one_key_under_two_numbers_is_refused(tmp_path: Path) -> None:
+    """Its holder would count as two hosts, each with a share of the noise."""
+    for i in range(3):
+        make_node_key(tmp_path / f"node{i}.key")
+    assert set(read_parties(str(tmp_path / "node0.key"), str(tmp_path), 3).all) == {0, 1, 2}
+    (tmp_path / "node2.pub").write_bytes((tmp_path / "node1.pub").read_bytes())
+    with refused("peers", "node1.pub", "node2.pub"):
+        read_parties(str(tmp_path / "node0.key"), str(tmp_path), 3)
+
+
+def test_parts_of_a_run_that_failed_count_when_it_goes_on(tmp_path: Path) -> None:
+    """The next circle is another one, under other noise: what was sent to the first can still be opened."""
+    options: dict[str, Any] = {"data": "digits", "model": "auto", "clients": 4, "partition": "iid", "data_fraction": 0.1, "client_test": 0.0, "target_epsilon": 3.0, "trust": "secure", "rounds": 1, "features": "none"}  # fmt: skip
+    prepared = arrange("fed3r", engine="flower", **options)
+    parts = (prepared.algorithm, prepared.federation, prepared.model, prepared.initial)
+
+    def connect(run_id: int, away: set[int], lost: set[int]) -> Any:
+        def engine(*_: Any) -> InProcessEngine:
+            made = InProcessEngine(*parts, folder=tmp_path / "hosts", secret=True, digest=prepared.digest)
+            made.grid.online -= {100 + i for i in away}
+            for context in made.grid.contexts.values():
+                context.run_id = run_id
+
+            def spoil(message: Message, reply: Message) -> Message:
+                i = message.metadata.dst_node_id - 100
+                if i in lost and message.metadata.message_type.startswith("train"):
+                    return Message(pack(encode(Answer(error="no power"))), reply_to=message)
+                return reply
+
+            made.grid.spoil = spoil
+            return made
+
+        return engine
+
+    with refused("honest", "nothing was opened"):
+        execute(prepared, tmp_path / "run", connect=connect(1, set(), {2, 3}))
+    kept = RunDirectory(tmp_path / "run").read_checkpoint()
+    assert kept is not None
+    assert kept["rounds"] == 0
+    entries = Ledger.restore(kept["ledger"]).account(1e-5)["entries"]
+    assert [entry["clients"] for entry in entries] == [2]  # two more said that they send nothing
+    account = execute(prepared, tmp_path / "run", connect=connect(2, {3}, set())).summary["privacy"]
+    assert sorted(entry["times"] for entry in account["entries"] if entry["released"] == "Sums.sums") == [1, 2]

@@ -262,3 +262,14 @@ def test_the_scaling_of_a_table_is_named_beside_a_guarantee(tmp_path: Path) -> N
         "fedavg", data=str(tmp_path / "people.csv"), clients=2, rounds=1, workers=1, out=tmp_path / "plain"
     )
     assert sentence not in plain.summary["privacy"]["statement"]  # there is no guarantee that it could spoil
+
+
+@pytest.mark.parametrize("given", [("fed3r", {}), ("dpmerf", {}), ("feddpms", {"means": "global"})])
+def test_more_honest_clients_than_there_are_is_refused_before_anything_is_written(
+    given: tuple[str, dict[str, Any]], tmp_path: Path
+) -> None:
+    name, more = given
+    noise: dict[str, Any] = {"target_epsilon": 3.0, "trust": "secure", "honest": 9}
+    with refused("honest", 9, "1 to 4"):
+        fedfill.run(name, clients=4, out=tmp_path / "run", **noise, **more)
+    assert not (tmp_path / "run").exists()

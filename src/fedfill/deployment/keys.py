@@ -69,15 +69,22 @@ def read_parties(key: str, peers: str, clients: int) -> Parties:
     """A host's own key, and the public keys of all hosts, from files on its disk that did not come from the server."""
     own, folder = Path(key).expanduser(), Path(peers).expanduser()
     try:
-        return Parties(
-            read_private(own.read_bytes()),
-            {i: read_public((folder / f"node{i}.pub").read_bytes()) for i in range(clients)},
-        )
+        private = read_private(own.read_bytes())
+        known = {i: read_public((folder / f"node{i}.pub").read_bytes()) for i in range(clients)}
     except (OSError, ValueError, UnsupportedAlgorithm) as error:
         raise FedfillError(
             f"peers: can't read the keys of this deployment's {clients} hosts ({error}); allowed: key, this host's own as "
             "ssh-keygen -t ecdsa -b 384 writes it, and a folder with node0.pub, node1.pub and so on"
         ) from error
+    holders: dict[tuple[int, int], int] = {}
+    for i, public in known.items():
+        numbers = public.public_numbers()
+        if (first := holders.setdefault((numbers.x, numbers.y), i)) != i:
+            raise FedfillError(
+                f"peers: found one key in node{first}.pub and node{i}.pub, whose holder would count as two hosts; allowed: a key of "
+                "its own for each host"
+            )
+    return Parties(private, known)
 
 
 def _write_secret(path: Path, data: bytes) -> None:

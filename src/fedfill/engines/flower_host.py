@@ -254,6 +254,7 @@ def _run(handler: str, kind: Any, office: _Office, message: Tree, words: dict[st
             office.resident, handler, site.client, office.train, office.unlabelled, state, message,
             t - site.program.pretraining_steps(),
             MASKED if circle else "", [f"{key.client} {key.state}" for key in circle],
+            None if site.parties is None else len(site.parties.all),
         )  # fmt: skip
         if pending is not None and outcome.reply is not None:
             outcome = replace(outcome, reply=hidden(outcome.reply, pending, circle))

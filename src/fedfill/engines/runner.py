@@ -110,12 +110,14 @@ class ClientRunner:
         t: int,
         hidden: str | None = None,
         circle: Sequence[str] = (),
+        registered: int | None = None,
         train: Train = alone,
     ) -> tuple[Outcome, Tree]:
         """Run one handler on containers of its own.
 
         `hidden` is as in `Client`, where this call differs from others; `circle` names whose answers are summed with this one
-        and what they are made of: in another circle the noise is another. `train` does the local trainings.
+        and what they are made of: in another circle the noise is another. `registered` is as in `Client`. `train` does the local
+        trainings.
 
         The state to commit is None where the handler raised, was late or broke a rule, or where its reply is not finite: then
         what was committed before stays, and a client that diverged is not lost for ever.
@@ -154,6 +156,7 @@ class ClientRunner:
             unlabelled=unlabelled,
             hidden=self._hides if hidden is None else hidden,
             together=len(circle) or None,
+            registered=registered,
             scratch=self._scratch.setdefault(i, {}),
             schema=self._schema,
         )

@@ -19,12 +19,12 @@ from fedfill.data.inputs import Inputs
 from fedfill.data.samples import Samples
 from fedfill.engines.local import LocalEngine, choose_device
 from fedfill.engines.runner import make_resident
-from fedfill.errors import FedfillError
+from fedfill.errors import FedfillError, UnopenedError
+from fedfill.experiment import checkpoints
 from fedfill.experiment.prepare import Prepared
 from fedfill.experiment.quality import quality
 from fedfill.experiment.settings import Experiment
 from fedfill.experiment.summary import Result, summarise, target_of
-from fedfill.privacy.ledger import Ledger
 from fedfill.protocol.client import State
 from fedfill.protocol.engine import Engine
 from fedfill.protocol.server import Costs, Server
@@ -40,23 +40,6 @@ with ``step`` and ``steps`` in place of ``round`` and of the figures of an evalu
 
 Connect = Callable[["Prepared", torch.device], Engine]
 """Makes the engine of a run."""
-
-
-class _Observed(Server):
-    """Notices whether an algorithm asks for the number of rounds, by which it may have done what more rounds would change."""
-
-    asked: bool | None = False
-    """None: the checkpoint doesn't say."""
-
-    @property
-    def rounds(self) -> int:
-        """Number of rounds of the whole run."""
-        self.asked = True
-        return self._rounds
-
-    @rounds.setter
-    def rounds(self, number: int) -> None:
-        self._rounds = number
 
 
 def make_engine(prepared: Prepared, device: torch.device) -> Engine:
@@ -121,7 +104,7 @@ def document_of(experiment: Experiment) -> dict[str, Any]:
 def recorded(digest: str, rounds: int, directory: RunDirectory, summary: dict[str, Any]) -> Result:
     """A finished run as its folder holds it, refused where a file of it is damaged."""
     require(Summary, summary, directory.path / "summary.json", "out", "remove it and resume the run")
-    checkpoint = _checkpoint(digest, directory)
+    checkpoint = checkpoints.read(digest, directory)
     if (
         checkpoint is None
         or checkpoint["rounds"] != rounds
@@ -149,7 +132,7 @@ def _loop(
     engine = connect(prepared, device)
     try:
         server = make_server(prepared, engine, device, secret)
-        done, seconds, preparation = _restore(prepared, directory, server, engine, device)
+        done, seconds, preparation = checkpoints.restore(prepared, directory, server, engine, device)
         records = directory.cut_rounds(done)
         counts = federation.counts if any(map(any, federation.counts)) else None  # None: they stay with the clients
         inputs = Inputs.of(federation, experiment.image_size).document()
@@ -159,21 +142,9 @@ def _loop(
         directory.write("partition.json", to_json(division))
 
         def keep(rounds: int, weights: Weights) -> None:
-            directory.write_checkpoint(
-                {
-                    "digest": prepared.digest,
-                    "rounds": rounds,
-                    "asked_rounds": server.asked,
-                    "seconds": seconds,
-                    "preparation": preparation,
-                    "weights": weights,
-                    "server": server.state.tree(),
-                    "clients": engine.states(),
-                    "origin": engine.origin,
-                    "ledger": server.ledger.state(),
-                    "costs": asdict(server.costs),
-                }
-            )
+            checkpoints.keep(
+                prepared, directory, server, engine, rounds=rounds, weights=weights, seconds=seconds, preparation=preparation
+            )  # fmt: skip
 
         steps = algorithm.pretraining_steps() if not done else 0
         for step in range(len(preparation), steps):
@@ -231,6 +202,9 @@ def _loop(
             summary["findings"] = dict(found.figures) | ({} if found.tells == "all" else {"model_tells": found.tells})
         directory.write("summary.json", to_json(summary))
         return Result(directory.path, summary, records, tree.to(weights, "cpu"), done)
+    except UnopenedError:
+        checkpoints.keep_account(prepared, directory, server, make_server(prepared, engine, device), engine)
+        raise
     finally:
         engine.close()
 
@@ -279,7 +253,7 @@ def synthetic_images(
     )  # fmt: skip
     try:
         server = make_server(prepared, engine, device)
-        _restore(prepared, directory, server, engine, device)
+        checkpoints.restore(prepared, directory, server, engine, device)
         return _images(prepared, server, per_class)
     finally:
         engine.close()
@@ -287,10 +261,10 @@ def synthetic_images(
 
 def make_server(
     prepared: Prepared, engine: Engine, device: torch.device, secret: Callable[[], bytes] | None = None
-) -> _Observed:
+) -> checkpoints.Observed:
     """The server as it is before the first round."""
     experiment, federation = prepared.experiment, prepared.federation
-    server = _Observed(
+    server = checkpoints.Observed(
         engine,
         clients=len(federation.clients),
         classes=federation.classes,
@@ -369,28 +343,3 @@ def _picture(images: Samples | None, federation: Federation, path: Path) -> None
     with writing(path):
         path.parent.mkdir(exist_ok=True)
         image_grid(images.to("cpu"), federation.class_names, path)
-
-
-def _checkpoint(digest: str, directory: RunDirectory) -> dict[str, Any] | None:
-    checkpoint = directory.read_checkpoint()
-    # one of before the run was given more rounds, too
-    if checkpoint is not None and digest not in (checkpoint.get("digest"), checkpoint.get("was")):
-        raise FedfillError(
-            f"resume: the checkpoint in {directory.path} is another experiment's; start again in a new folder"
-        )
-    return checkpoint
-
-
-def _restore(
-    prepared: Prepared, directory: RunDirectory, server: _Observed, engine: Engine, device: torch.device
-) -> tuple[int, float, list[dict[str, Any]]]:
-    checkpoint = _checkpoint(prepared.digest, directory)
-    if checkpoint is None:
-        return 0, 0.0, []
-    server.state = State(tree.to(checkpoint["server"], device))
-    server.asked = checkpoint.get("asked_rounds")
-    engine.origin = checkpoint.get("origin", "")
-    engine.restore(checkpoint["clients"])
-    server.ledger = Ledger.restore(checkpoint["ledger"])
-    server.costs = Costs(**checkpoint["costs"])
-    return int(checkpoint["rounds"]), float(checkpoint["seconds"]), list(checkpoint.get("preparation", []))

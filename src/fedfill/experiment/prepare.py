@@ -129,6 +129,9 @@ def prepare(
         )
     require_target(settings, federation)
     settings.check_schema(federation.schema)
+    clients, honest = len(federation.clients), getattr(settings, "honest", None)
+    if honest is not None and honest > clients:
+        raise FedfillError(f"honest: found {honest} with {clients} clients; allowed: 1 to {clients}")
     if kind.pooled:
         federation = federation.pooled()
     if experiment.extra is not None:

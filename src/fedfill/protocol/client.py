@@ -78,6 +78,7 @@ class Client:
         unlabelled: The client's samples without labels; None: it has none, and the attribute is empty.
         hidden: Under which condition the server gets no single reply of this call, but the sum alone; empty: it gets the reply.
         together: With how many clients' replies, its own among them, a hidden one is summed; None: with those of all that are asked.
+        registered: How many clients there are altogether, as this one knows from elsewhere than the server; None: as the server says.
         scratch: What may be computed again at any time, such as features of a frozen network; it is no part of the state.
         schema: What all agreed on about the table, of whose rows `data` are; None: nothing was.
     """
@@ -100,6 +101,7 @@ class Client:
         unlabelled: Samples | None = None,
         hidden: str = "",
         together: int | None = None,
+        registered: int | None = None,
         scratch: dict[str, Any] | None = None,
         schema: Schema | None = None,
     ) -> None:
@@ -113,6 +115,7 @@ class Client:
         self.schema = schema
         self.hidden = hidden
         self.together = together
+        self.registered = registered
         self.releases: dict[str, Release] = {}
         self.scratch = {} if scratch is None else scratch
         self._seed = seed

@@ -339,10 +339,10 @@ class Server:
             outcome = answers.outcomes[i]
             self.costs.fit_seconds += outcome.fit_seconds / min(self._engine.workers, len(each))
             self.costs.train_samples += outcome.train_samples
+            for what, release in outcome.releases:  # also of what came too late, could not be read, or ends the run
+                self.ledger.add(i, what, release)
             if isinstance(outcome.error, ContractError | FedfillError):
                 raise outcome.error
-            for what, release in outcome.releases:  # also of what came too late, or could not be read
-                self.ledger.add(i, what, release)
             if outcome.reply is not None:
                 up += outcome.size
                 if averaging is not None:

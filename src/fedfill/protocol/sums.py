@@ -90,6 +90,11 @@ def contribute(
             raise FedfillError(
                 "trust: found secure, and here the server would get this client's own sums; allowed: an engine and a call that hide them"
             )
+        if client.registered is not None and clients != client.registered:
+            # with fewer of them each share would be larger, but fewer would have to keep theirs
+            raise FedfillError(
+                f"clients: the server says {clients}, and this host has the keys of {client.registered}; nothing is sent"
+            )
         if client.together is not None and client.together < noise.needed(clients):
             raise FedfillError(
                 f"honest: {client.together} of {clients} clients are in this sum, and allowed are {noise.needed(clients)} or more, whose "
