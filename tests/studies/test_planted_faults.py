@@ -1,4 +1,4 @@
-"""Twenty mistakes in the making of private releases, each caught by an audit that its sound twin passes."""
+"""Twenty-two mistakes in the making of private releases, each caught by an audit that its sound twin passes."""
 
 import math
 from types import SimpleNamespace
@@ -176,6 +176,39 @@ def test_20_a_lost_reply_is_made_again_with_fresh_noise(monkeypatch):
         lambda: audited(view, base, with_record(base, z), claim, 1000),
         monkeypatch,
         lambda patch: patch.setitem(attempts, "fresh", True),
+    )
+
+
+def test_21_the_sensitivity_of_an_added_record_for_one_that_is_replaced(monkeypatch):
+    judge(
+        lambda: audited_sums(EPSILON, True, 1500, gram=False, counts=False),
+        monkeypatch,
+        lambda patch: patch.setattr(privacy, "mu_replaced", privacy.mu_added),
+    )
+
+
+def test_22_one_clients_share_of_the_noise_is_missing(monkeypatch):
+    """Of two clients, whose shares make the whole noise once they are summed."""
+    statistic = class_moments(D, CLASSES, gram=False, counts=False)
+    noise = Noise("secure", {"moments": 1.0}, 2)
+    base, z = records(), torch.eye(D)[0]
+
+    def view(data, seed):
+        parts = []
+        for i, own in enumerate((data, base[:1])):
+            reply = contribute(client(own, seed, id=i), statistic, [(own.inputs, own.labels)], noise, 2)
+            parts.append(numbers_of(reply, ["Sums.sums"]) / 2.0 ** noise.on_grid(statistic, 2).blocks["moments"].bits)
+        return parts[0] + parts[1]
+
+    def without(block, std, symmetric, generator):
+        calls.append(0)
+        return block if len(calls) % 2 == 0 else add_whole_noise(block, std, symmetric, generator)
+
+    calls, add_whole_noise = [], privacy.add_whole_noise
+    judge(
+        lambda: audited(view, base, with_record(base, z), Claim(1.0, (), False), 1000),
+        monkeypatch,
+        lambda patch: patch.setattr(privacy, "add_whole_noise", without),
     )
 
 
