@@ -115,7 +115,7 @@ def test_the_picture_has_the_nearest_images_below(place: Path, tmp_path: Path):
 @pytest.mark.parametrize(
     ("run", "options", "setting", "facts"),
     [
-        ("plain", {}, "synthesise", ("run of fedavg", "feddpgan", "fedvae", "fedzdac")),
+        ("plain", {}, "synthesise", ("run of fedavg", "features", "feddpgan", "fedvae", "fedzdac")),
         ("nowhere", {}, "synthesise", ("nowhere", "experiment.toml")),
         ("gan", {"per_class": 0}, "per_class", ("found 0", "from 1 to 100000")),
         ("gan", {"per_class": 10**9}, "per_class", ("found 1000000000", "100000")),
