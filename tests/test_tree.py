@@ -303,6 +303,12 @@ def test_finite_numbers_with_a_sum_out_of_range_are_finite(tensor: Tensor) -> No
     assert tree.is_finite(tensor)
 
 
+def test_what_is_no_finite_number_is_none_for_json() -> None:
+    value = {"a": [1.0, float("nan")], "b": (float("-inf"), 2), "c": "nan", "d": {"e": None, "f": 1e308}}
+    expected = {"a": [1.0, None], "b": (None, 2), "c": "nan", "d": {"e": None, "f": 1e308}}
+    assert tree.finite_or_none(value) == expected
+
+
 def test_unchanged_notices_writes() -> None:
     value = {"a": torch.zeros(3), "b": [torch.zeros(2)]}
     watch = tree.Unchanged(value)

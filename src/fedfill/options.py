@@ -350,8 +350,10 @@ class Shared(TypedDict, total=False):
     """How many layers stay with the client (K_P): the part classifier counts as one, the others are the last ..."""
     components: int
     """Gaussians of each class at each client (K); one with a target_epsilon, which is of all clients' records ..."""
+    classifier: Literal["softmax", "ridge", "lda"]
+    """What is fitted to the draws as the last layer: softmax regression (softmax), ridge regression on one-hot ..."""
     head_steps: int
-    """Mini-batches of 256 draws on which the last layer is trained."""
+    """Mini-batches of 256 draws on which the last layer is trained, with classifier=softmax."""
     proto_weight: float
     """Weight of the distance to the prototypes (lambda); 0: each client alone."""
     proto_distance: Literal["squared", "mean"]

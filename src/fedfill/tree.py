@@ -187,6 +187,15 @@ def is_finite(tree: Tree) -> bool:
     )
 
 
+def finite_or_none(tree: Tree) -> Tree:
+    """A tree of dicts, lists, tuples and numbers with None where a number is a NaN or an infinity, of which JSON has none."""
+    if isinstance(tree, dict):
+        return {key: finite_or_none(item) for key, item in tree.items()}
+    if isinstance(tree, (list, tuple)):
+        return type(tree)([finite_or_none(item) for item in tree])
+    return None if isinstance(tree, float) and not is_finite(tree) else tree
+
+
 class Unchanged:
     """Notices in-place writes to the tensors of a tree, by torch's own version counters."""
 

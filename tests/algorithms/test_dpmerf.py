@@ -48,6 +48,12 @@ def test_one_class_per_client_is_enough(tmp_path: Path) -> None:
     assert distances[1] < distances[0]
 
 
+def test_a_generator_that_diverges_is_told(tmp_path: Path) -> None:
+    result = run(tmp_path, generator_learning_rate=1e30, generator_steps=12, images_per_class=5)
+    assert [record["distance"] for record in result.summary["preparation"] if "distance" in record] == [None]
+    assert ["diverged" in text for text in result.summary["warnings"]] == [True]
+
+
 @pytest.mark.parametrize("estimator", ["biased", "unbiased"])
 def test_every_split_gives_the_same_bits(estimator: str, tmp_path: Path) -> None:
     found = {

@@ -253,6 +253,12 @@ def test_it_learns_from_images_alone_and_never_predicts_what_nobody_holds(aggreg
     assert by_class[3] == 0
 
 
+def test_a_decoder_at_the_server_that_diverges_is_told() -> None:
+    for rate, told in ((1e-3, 0), (1e30, 1)):
+        server = run_rounds(FedCVAE(**QUICK, aggregate="kd", decoder_learning_rate=rate), 1)
+        assert sum("decoder_learning_rate" in text for text in server.warnings) == told
+
+
 def test_what_follows_the_exchange_needs_no_client() -> None:
     ens, kd = (run_rounds(FedCVAE(**QUICK, aggregate=how), 1) for how in ("ens", "kd"))
     algorithm = FedCVAE(**QUICK)

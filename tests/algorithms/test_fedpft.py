@@ -33,6 +33,31 @@ def test_the_head_tells_classes_apart(covariance: str, components: int) -> None:
     assert ((z @ w + b).argmax(1) == y).mean() > 0.7
 
 
+@pytest.mark.parametrize("classifier", ["ridge", "lda"])
+def test_other_heads_see_the_draws_alone(classifier: str, tmp_path: Path) -> None:
+    settings = {**ONE, "features": "conv(40) > project(64)", "components": 3, "partition": "classes:2", "clients": 5}
+    result = fedfill.run("fedpft", data=images(), **settings, classifier=classifier, out=tmp_path)
+    assert result.summary["accuracy"] > 0.75
+
+
+def test_ridge_and_lda_of_one_tight_gaussian_for_each_class_are_those_of_its_means() -> None:
+    """Two classes of equal records: draws are all but their means, and both heads part the plane half way between them."""
+    points = [([[1.0, 0.0]] * 9, [0] * 9), ([[0.0, 1.0]] * 9, [1] * 9)]
+    for classifier in ("ridge", "lda"):
+        server = fitted(FedPFT(components=1, covariance="full", classifier=classifier), points)
+        w, b = head_of(server)
+        across = w[:, 0] - w[:, 1]
+        assert across[0] == pytest.approx(-across[1], rel=0.05)
+        assert across[0] > 0
+        assert b[0] - b[1] == pytest.approx(0, abs=0.05 * across[0])
+
+
+def test_a_discriminant_needs_a_bias() -> None:
+    with refused("classifier", "lda", "ridge"):
+        fitted(FedPFT(classifier="lda"), bundles(9, 9, d=2), model=Plane(2, 3, bias=False))
+    fitted(FedPFT(classifier="ridge"), bundles(9, 9, d=2), model=Plane(2, 3, bias=False))
+
+
 def test_everybody_sends_components_of_its_own_classes() -> None:
     points = [([[1.0, 0.0]] * 9, [0] * 9), ([[0.0, 1.0]] * 2 + [[0.6, 0.8]], [1, 1, 1]), ([], [])]
     server = fitted(FedPFT(components=2, head_steps=50), points)
@@ -42,8 +67,9 @@ def test_everybody_sends_components_of_its_own_classes() -> None:
     assert set(server.lost) == set()
 
 
-def test_a_class_that_nobody_holds_never_wins() -> None:
-    server = fitted(FedPFT(head_steps=50), bundles(30, 20, d=3), model=Plane(3, 5))
+@pytest.mark.parametrize("classifier", ["softmax", "ridge", "lda"])
+def test_a_class_that_nobody_holds_never_wins(classifier: str) -> None:
+    server = fitted(FedPFT(head_steps=50, classifier=classifier), bundles(30, 20, d=3), model=Plane(3, 5))
     w, b = head_of(server)
     assert any(text.startswith("No client holds class 3, 4") for text in server.warnings)
     z = torch.randn(100, 3, generator=torch.Generator().manual_seed(0)).numpy() * 50
@@ -75,6 +101,7 @@ def test_slips() -> None:
         ({"components": 0}, ("components",)),
         ({"covariance": "tied"}, ("covariance", "tied", "diag")),
         ({"head_steps": 0}, ("head_steps",)),
+        ({"classifier": "fed3r"}, ("classifier", "fed3r", "ridge", "lda")),
         ({"trust": "server"}, ("trust", "target_epsilon")),
     ):
         with refused(*facts):

@@ -26,6 +26,14 @@ def test_what_a_server_writes_into_its_own_tensors_leaves_the_clients_initial_we
     assert [float(reply.value) for reply in server.call(ALL, P.first, Ask()).values()] == [1.0] * 3
 
 
+def test_a_note_that_is_no_number_is_none_and_told(start: Start, three: Federation) -> None:
+    server, _ = start(P, three)
+    server.note(distance=float("nan"), lengths=[1.0, float("inf")], moved={"0": 2})
+    assert server.notes == {"distance": None, "lengths": [1.0, None], "moved": {"0": 2}}
+    assert ["'distance'" in server.warnings[0], "'lengths'" in server.warnings[1]] == [True, True]
+    assert len(server.warnings) == 2
+
+
 def test_errors_become_lost_replies_and_the_others_go_on(start: Start, three: Federation) -> None:
     server, _ = start(P, three)
     replies = server.call(ALL, P.fail, Ask(listed=[1]))

@@ -74,18 +74,27 @@ def test_the_command_measures_and_writes(place: Path, monkeypatch: pytest.Monkey
     assert found["oracle"]["weights_sha256"] == oracle["weights_sha256"]
     assert found["oracle"]["accuracy"] == oracle["accuracy"]
     assert (found["samples"], found["unlabelled"]) == (60, 0)
-    assert found["balance"] == {"counts": [6] * 10, "entropy": pytest.approx(1), "labelled": 1}
-    assert found["recognised"] == pytest.approx(sum(found["recognised_by_class"]) / 10)
+    assert (found["balance"]["counts"], found["balance"]["labelled"]) == ([6] * 10, 1)
+    assert found["balance"]["entropy"]["value"] == pytest.approx(1)
+    assert found["recognised"]["value"] == pytest.approx(sum(found["recognised_by_class"]) / 10)
     assert found["frechet"]["features"] == "encoder of central on digits, d=128"
     assert found["frechet"]["samples"] == 60
-    assert found["frechet"]["synthetic"] > found["frechet"]["test"] > 0
-    assert found["nearest"]["median"] > found["nearest"]["real_median"] > 0
+    assert found["frechet"]["synthetic"]["value"] > found["frechet"]["test"] > 0
+    assert found["nearest"]["median"]["value"] > found["nearest"]["real_median"] > 0
+    intervals = [
+        found["balance"]["entropy"], found["recognised"], found["frechet"]["synthetic"],
+        *(found["nearest"][name] for name in ("median", "share_below")),
+    ]  # fmt: skip
+    assert all(one["low"] <= one["value"] <= one["high"] and one["n"] == 60 for one in intervals)
     assert found["notes"] == []
     with Image.open(place / "zda/samples/measures.png") as picture:
         assert picture.format == "PNG"
 
     text = " ".join(result.stdout.split())
-    assert f"all 60 {100 * found['recognised']:.2f} {100 * oracle['accuracy']:.2f} {100 * run['accuracy']:.2f}" in text
+    assert (
+        f"all 60 {100 * found['recognised']['value']:.2f} {100 * oracle['accuracy']:.2f} {100 * run['accuracy']:.2f}"
+        in text
+    )
     assert "; encoder of central on digits, d=128." in text
     assert "Written: zda/samples/measures.json, measures.png" in text
     assert max(map(len, result.stdout.splitlines())) <= 100
@@ -104,11 +113,12 @@ def test_the_images_are_those_of_the_runs_picture_and_the_judge_is_the_oracle(pl
     oracle = make_resident(reopen(judges).model, CPU).load(weights).eval()
     by_class, overall = recognised(oracle, run.federation.test, 10)
     summary = judges.summary()
-    assert overall == pytest.approx(summary["accuracy"])
+    assert overall is not None
+    assert overall.value == pytest.approx(summary["accuracy"])
     assert by_class == pytest.approx(summary["accuracy_by_class"])
     document = measure(place / "zda", oracle=place / "oracle").document
     right = oracle(normalise(images.inputs)).argmax(1) == images.labels
-    assert document["recognised"] == pytest.approx(right.double().mean().item())
+    assert document["recognised"]["value"] == pytest.approx(right.double().mean().item())
 
 
 def test_pseudo_labels_that_cannot_be_right_are_counted(tmp_path: Path):
@@ -193,14 +203,14 @@ def test_training_images_as_synthetic_ones_are_unmasked(
     found = {**assess(copied, real, 0), **judged(copied, real, oracle.eval(), "nobody", 0)}
     assert found["exact_copies"] == {"count": 50, "first": list(range(20))}
     assert found["data_free"]["nearer_to_training"]["low"] > 0.9
-    assert found["nearest"]["share_below"] == 1
-    assert found["frechet"]["synthetic"] == pytest.approx(0, abs=1e-6)
+    assert found["nearest"]["share_below"]["value"] == 1
+    assert found["frechet"]["synthetic"]["value"] == pytest.approx(0, abs=1e-6)
     assert found["frechet"]["test"] > 1
     other = {**assess(federation.test, real, 0), **judged(federation.test, real, oracle.eval(), "nobody", 0)}
     assert other["exact_copies"] == {"count": 0, "first": []}
     assert other["data_free"]["nearer_to_training"]["high"] < 0.1
-    assert other["nearest"]["share_below"] == pytest.approx(0.02, abs=0.011)
-    assert other["frechet"]["synthetic"] == other["frechet"]["test"]
+    assert other["nearest"]["share_below"]["value"] == pytest.approx(0.02, abs=0.011)
+    assert other["frechet"]["synthetic"]["value"] == other["frechet"]["test"]
 
 
 def test_copies_of_images_without_a_label_are_unmasked_too(
@@ -212,7 +222,7 @@ def test_copies_of_images_without_a_label_are_unmasked_too(
     clients = (replace(federation.clients[0], unlabelled=secret),)
     found = assess(secret, Real.of(replace(federation, clients=clients)), 0)
     assert found["exact_copies"]["count"] == 30
-    assert found["nearest"]["share_below"] == 1
+    assert found["nearest"]["share_below"]["value"] == 1
 
 
 # ---- slips

@@ -82,6 +82,20 @@ def test_the_same_again_is_left_and_anything_else_is_never_lost(place: Path, tmp
     assert path.read_bytes() == (place / "made.safetensors").read_bytes()
 
 
+def test_a_foreign_picture_is_never_lost(place: Path, tmp_path: Path):
+    path, picture = tmp_path / "made.safetensors", tmp_path / "made.png"
+    picture.write_bytes(b"somebody's holidays")
+    with refused("out", picture, "something else"):
+        synthesise(place / "gan", out=path, per_class=6)
+    assert picture.read_bytes() == b"somebody's holidays"
+    assert not path.exists()
+    picture.unlink()
+    synthesise(place / "gan", out=path, per_class=6)
+    before = picture.stat().st_mtime_ns
+    synthesise(place / "gan", out=path, per_class=6)
+    assert picture.stat().st_mtime_ns == before
+
+
 def test_the_picture_has_the_nearest_images_below(place: Path, tmp_path: Path):
     plain = synthesise(place / "gan", out=tmp_path / "a.safetensors", per_class=6)
     beside = synthesise(place / "gan", out=tmp_path / "b.safetensors", per_class=6, against="digits")
@@ -101,7 +115,7 @@ def test_the_picture_has_the_nearest_images_below(place: Path, tmp_path: Path):
 @pytest.mark.parametrize(
     ("run", "options", "setting", "facts"),
     [
-        ("plain", {}, "synthesise", ("run of fedavg", "feddpgan", "fedvae", "fedzdac")),
+        ("plain", {}, "synthesise", ("run of fedavg", "features", "feddpgan", "fedvae", "fedzdac")),
         ("nowhere", {}, "synthesise", ("nowhere", "experiment.toml")),
         ("gan", {"per_class": 0}, "per_class", ("found 0", "from 1 to 100000")),
         ("gan", {"per_class": 10**9}, "per_class", ("found 1000000000", "100000")),

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import pytest
 import torch
-from scipy import stats
 from tests.helpers import refused
 
 from fedfill.data.samples import Samples
+from fedfill.synthesis.intervals import Estimate
 from fedfill.synthesis.likeness import (
-    Estimate,
     data_free,
     data_free_features,
     exact_copies,
     frechet,
     nearer_to_training,
     precision_recall,
-    share,
     some,
 )
 from fedfill.synthesis.measures import frechet_distance
@@ -28,24 +26,6 @@ def line(*places: float) -> torch.Tensor:
 
 def normal(n: int, d: int = 3, seed: int = 0, shift: float = 0.0) -> torch.Tensor:
     return torch.randn(n, d, generator=torch.Generator().manual_seed(seed)) + shift
-
-
-# ---- intervals
-
-
-@pytest.mark.parametrize(("hits", "n"), [(0, 10), (3, 10), (10, 10), (57, 359)])
-def test_the_interval_is_clopper_and_pearsons(hits: int, n: int):
-    found, exact = share(hits, n), stats.binomtest(hits, n).proportion_ci(0.95, "exact")
-    assert (found.low, found.high) == (pytest.approx(exact.low), pytest.approx(exact.high))
-    assert (found.value, found.n) == (hits / n, n)
-
-
-def test_an_interval_by_hand():
-    """None of 10: the upper end p has (1 - p)^10 = .025."""
-    assert share(0, 10).high == pytest.approx(1 - 0.025**0.1)
-    assert share(0, 10).low == 0
-    few, many = share(50, 100, effective=4.0), share(50, 100)
-    assert few.low < many.low < 0.5 < many.high < few.high
 
 
 # ---- precision and recall

@@ -10,7 +10,9 @@ from torch import Tensor, nn
 
 from fedfill.data.samples import Samples, normalise
 from fedfill.streams import torch_stream
+from fedfill.synthesis.intervals import share
 from fedfill.synthesis.measures import (
+    Balance,
     class_balance,
     features,
     frechet_distance,
@@ -117,11 +119,13 @@ def test_no_queries():
 def test_nearness_tells_a_copier_from_a_generator():
     training, test = images(400, 0), images(200, 1)
     fresh, copied = nearness(images(100, 2), training, test), nearness(training[:100], training, test)
-    assert (copied.median, copied.minimum, copied.share_below) == (0, 0, 1)
-    assert fresh.median == pytest.approx(fresh.real_median, rel=0.05)
-    assert fresh.share_below < 0.1
+    assert (copied.median.value, copied.minimum, copied.share_below.value) == (0, 0, 1)
+    assert fresh.median.value == pytest.approx(fresh.real_median, rel=0.05)
+    assert fresh.median.low < fresh.median.value < fresh.median.high
+    assert fresh.share_below.value < 0.1
+    assert fresh.share_below.high < copied.share_below.low
     half = nearness(torch.cat([training[:50], images(50, 2)]), training, test)
-    assert half.share_below == pytest.approx(0.5, abs=0.05)
+    assert half.share_below.value == pytest.approx(0.5, abs=0.05)
     real = nearest_distances(test, training).sort().values
     assert real[1] <= copied.real_percentile <= real[2]  # 1 % of 200
     assert copied.real_median == pytest.approx(float(real[99:101].mean()))
@@ -129,7 +133,7 @@ def test_nearness_tells_a_copier_from_a_generator():
 
 def test_a_copier_is_found_where_real_images_repeat_too():
     training = images(50, 0)
-    assert nearness(training[:5], training, training).share_below == 1
+    assert nearness(training[:5], training, training).share_below.value == 1
 
 
 # ---- oracle, features, balance
@@ -147,7 +151,7 @@ def test_recognised_by_class_with_empty_and_unlabelled_ones():
     inputs = torch.tensor([0, 0, 255, 255, 255], dtype=torch.uint8).view(5, 1, 1, 1)
     by_class, overall = recognised(Brightness(), Samples(inputs, torch.tensor([0, 1, 1, 1, -1])), 3)
     assert by_class == [1, pytest.approx(2 / 3), None]
-    assert overall == 3 / 4
+    assert overall == share(3, 4)
     assert recognised(Brightness(), Samples(inputs, torch.full((5,), -1)), 3) == ([None] * 3, None)
 
 
@@ -161,12 +165,17 @@ def test_features_are_the_encoders_of_normalised_inputs():
     torch.testing.assert_close(found, encoder(inputs / 127.5 - 1).flatten(1).detach())
 
 
+def entropy_of(balance: Balance) -> tuple[float, int]:
+    assert balance.entropy is not None
+    return balance.entropy.value, balance.entropy.n
+
+
 def test_class_balance_by_hand():
-    even = class_balance(torch.tensor([0, 1, 2, 3, -1, -1, -1, -1]), 4)
-    assert (even.counts, even.entropy, even.labelled) == ([1, 1, 1, 1], pytest.approx(1), 0.5)
-    two = class_balance(torch.tensor([3, 1, 1, 3]), 4)
-    assert (two.counts, two.entropy, two.labelled) == ([0, 2, 0, 2], pytest.approx(0.5), 1)
-    one = class_balance(torch.tensor([2, 2]), 4)
-    assert (one.counts, one.entropy) == ([0, 0, 2, 0], 0)
-    none = class_balance(torch.tensor([-1]), 4)
+    even = class_balance(torch.tensor([0, 1, 2, 3, -1, -1, -1, -1]), 4, 0)
+    assert (even.counts, entropy_of(even), even.labelled) == ([1, 1, 1, 1], (pytest.approx(1), 4), 0.5)
+    two = class_balance(torch.tensor([3, 1, 1, 3]), 4, 0)
+    assert (two.counts, entropy_of(two), two.labelled) == ([0, 2, 0, 2], (pytest.approx(0.5), 4), 1)
+    one = class_balance(torch.tensor([2, 2]), 4, 0)
+    assert (one.counts, entropy_of(one)) == ([0, 0, 2, 0], (0, 2))
+    none = class_balance(torch.tensor([-1]), 4, 0)
     assert (none.counts, none.entropy, none.labelled) == ([0] * 4, None, 0)

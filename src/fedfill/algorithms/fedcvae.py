@@ -12,6 +12,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from fedfill import tree
 from fedfill.algorithms import Algorithm
 from fedfill.data.samples import Samples
 from fedfill.errors import FedfillError
@@ -201,6 +202,11 @@ class FedCVAE(Algorithm):
         settings = self.networks(server.sample.inputs, server.classes)
         how = self.decoder_epochs, self.batch_size, self.decoder_learning_rate
         decoder = cvae.distil(first, drawn, settings, *how, server.stream("decoder batches"))
+        if not tree.is_finite(decoder):
+            server.warn(
+                "Training diverged: the server's decoder holds a NaN or an infinity, and its images show nothing; try a smaller "
+                "decoder_learning_rate."
+            )
         return Mixture([decoder], local.counts.sum(0, keepdim=True))
 
     def classifier_images(self, server: Server) -> Samples:

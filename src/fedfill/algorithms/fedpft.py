@@ -6,7 +6,7 @@ See ``docs/algorithms/fedpft.md``.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Self
 
@@ -24,12 +24,33 @@ from fedfill.protocol.messages import Message
 from fedfill.protocol.server import Server
 from fedfill.protocol.sums import Sums, collect, contribute, sound_counts, warn_of_absent
 from fedfill.statistics.calibration import noisy_class_gaussians, train_on_samples
+from fedfill.statistics.gaussian_heads import lda
 from fedfill.statistics.heads import LinearHead
 from fedfill.statistics.mixtures import Mixture, draw_from, fit_mixtures
-from fedfill.statistics.sums import Statistic, class_moments
+from fedfill.statistics.ridge import Spectrum, choose_lambda
+from fedfill.statistics.sums import Statistic, class_moments, one_hot
 from fedfill.tree import Tree, Weights
 
 FITTED = unbounded("mixtures fitted to features, sent as they are")
+
+
+def ridge(gram: Tensor, moments: Tensor, counts: Tensor) -> LinearHead:
+    """Ridge regression on one-hot labels, with the lambda of least generalised cross-validation.
+
+    Args:
+        gram: G, ``[d, d]``.
+        moments: M, ``[d, C]``.
+        counts: N, ``[C]``.
+
+    Returns:
+        The head; a class that has no record never wins.
+    """
+    spectrum = Spectrum.of(gram, moments)
+    return spectrum.solution(choose_lambda(spectrum, float(counts.sum())).lam, counts)
+
+
+SOLVED: dict[str, Callable[[Tensor, Tensor, Tensor], LinearHead]] = {"ridge": ridge, "lda": lda}
+"""Heads that follow from sums G, M and N over draws, by the name of the classifier."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +73,7 @@ class Mixtures(Message):
 
 
 class FedPFT(Featured):
-    """Clients send Gaussian mixtures of their features; the server trains the last layer on draws from these.
+    """Clients send Gaussian mixtures of their features; the server fits the last layer to draws from these.
 
     Use it where features are good and records differ in looks from client to client; with a guarantee fedcgs is its equal.
     """
@@ -64,8 +85,12 @@ class FedPFT(Featured):
     """Gaussians of each class at each client (K); one with a target_epsilon, which is of all clients' records together."""
     covariance: Literal["full", "diag", "spherical"] = "diag"
     """Of each Gaussian: a matrix (full), a variance for each feature (diag), or one for all (spherical)."""
+    classifier: Literal["softmax", "ridge", "lda"] = Field(
+        default="softmax", exclude_if=lambda value: value == "softmax"
+    )
+    """What is fitted to the draws as the last layer: softmax regression (softmax), ridge regression on one-hot labels with the lambda of least generalised cross-validation (ridge), or a linear discriminant (lda)."""
     head_steps: int = Field(default=2000, ge=1)
-    """Mini-batches of 256 draws on which the last layer is trained."""
+    """Mini-batches of 256 draws on which the last layer is trained, with classifier=softmax."""
 
     def network_settings(self, shape: tuple[int, ...], samples: int, clients: int) -> Mapping[str, Any]:
         """Few features: each Gaussian has a mean and variances of all of them."""
@@ -80,6 +105,10 @@ class FedPFT(Featured):
             raise FedfillError(
                 f"components: found {self.components} with covariance={self.covariance} and a target_epsilon, under which each class is one "
                 "Gaussian, from sums; allowed: components=1 and covariance=full"
+            )
+        if self.classifier == "lda" and model.get_submodule(layer.path).bias is None:
+            raise FedfillError(
+                f"classifier: found lda, which gives each class a bias, with a layer {layer.path} that has none; allowed: softmax or ridge"
             )
         if self.target_epsilon is not None:
             self.statistic(layer)  # refuses what does not fit into memory
@@ -96,13 +125,19 @@ class FedPFT(Featured):
         server.state.mixture = self.gather(server, layer)
         if server.state.mixture is None:
             return  # nothing stands out of the noise; a warning has said so
-        z, labels = self.draws(server)
+        head = self.head_of(server, layer, *self.draws(server))
+        server.state.weights = {**weights, **layer.holding(head, weights)}
+
+    def head_of(self, server: Server, layer: Layer, z: Tensor, labels: Tensor) -> LinearHead:
+        """The head of draws ``[n, d]`` with labels ``[n]``."""
+        if self.classifier != "softmax":
+            z, targets = z.double(), one_hot(labels, layer.classes)
+            return SOLVED[self.classifier](z.T @ z, z.T @ targets, targets.sum(0))
         start = LinearHead(
             torch.zeros(layer.classes, layer.features, dtype=torch.float64),
             torch.zeros(layer.classes, dtype=torch.float64),
         )
-        head = train_on_samples(start, z, labels, server.stream("batches"), steps=self.head_steps)
-        server.state.weights = {**weights, **layer.holding(head, weights)}
+        return train_on_samples(start, z, labels, server.stream("batches"), steps=self.head_steps)
 
     def gather(self, server: Server, layer: Layer) -> Weights | None:
         """All clients' components; under noise one of each class, from sums."""

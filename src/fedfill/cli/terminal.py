@@ -149,7 +149,7 @@ def print_measures(measures: Measures) -> None:
     )
     columns: dict[str, tuple[list[float | None], float | None]] = {}
     if oracle is not None:
-        columns["oracle, synthetic"] = found["recognised_by_class"], found["recognised"]
+        columns["oracle, synthetic"] = found["recognised_by_class"], (found["recognised"] or {}).get("value")
         columns["oracle"] = oracle["accuracy_by_class"], oracle["accuracy"]
     if found["accuracy"] is not None:
         columns[found["algorithm"]] = found["accuracy_by_class"], found["accuracy"]
@@ -267,18 +267,16 @@ def _rows_of(found: dict[str, Any]) -> Iterator[tuple[str, str, str, str]]:
     yield row("nearer to a training sample than to a test sample (.5: no copying)", free["nearer_to_training"])
     yield "exact copies of training samples", f"{copies['count']:,}", "", ""
     yield "samples (of them labelled)", f"{found['samples']:,} ({balance['labelled']:.1%})", "", ""
-    yield (
-        "entropy of the labels (1: balanced)",
-        "-" if balance["entropy"] is None else _share(balance["entropy"]),
-        "",
-        "",
-    )
-    yield "distance to the nearest training sample: median", f"{near['median']:.4f}", "", f"{near['real_median']:.4f}"
-    yield "nearest of all", f"{near['minimum']:.4f}", "", ""
-    yield f"share within {near['real_percentile']:.4f}", f"{near['share_below']:.1%}", "", "1.0%"
+    yield row("entropy of the labels (1: balanced)", balance["entropy"])
+    yield row("distance to the nearest training sample: median", near["median"], f"{near['real_median']:.4g}")
+    yield "nearest of all", f"{near['minimum']:.4g}", "", ""
+    yield row(f"share within {near['real_percentile']:.4g}", near["share_below"], "0.01")
+    if found["oracle"] is not None:
+        yield row("recognised by the oracle", found["recognised"], f"{found['oracle']['accuracy']:.4g}")
     if (own := found["frechet"]) is not None:
-        name = f"Fréchet distance to training samples by the oracle's encoder, n={own['samples']:,}"
-        yield name, f"{own['synthetic']:.4g}", "", f"{own['test']:.4g}"
+        yield row(
+            "Fréchet distance to training samples by the oracle's encoder", own["synthetic"], f"{own['test']:.4g}"
+        )
 
 
 def print_synthesised(made: Synthesised) -> None:

@@ -209,8 +209,11 @@ class Server:
         self.warnings.append(sentence)
 
     def note(self, **figures: Any) -> None:
-        """Put JSON values into this round's record."""
-        self.notes.update(figures)
+        """Put JSON values into this round's record; a NaN or an infinity, which JSON lacks, becomes None with a warning."""
+        for name, value in figures.items():
+            if not tree.is_finite(value):
+                self.warn(f"Training diverged: '{name}' is no finite number; try a smaller learning rate.")
+        self.notes.update(tree.finite_or_none(figures))
 
     def call(
         self,

@@ -28,7 +28,6 @@ from fedfill.synthesis.likeness import (
     frechet,
     nearer_to_training,
     precision_recall,
-    share,
     some,
 )
 from fedfill.synthesis.measures import class_balance, features, frechet_distance, nearness, recognised
@@ -103,7 +102,7 @@ def assess(samples: Samples, real: Real, seed: int) -> dict[str, Any]:
     return {
         "samples": len(samples),
         "unlabelled": int((samples.labels < 0).sum()),
-        "balance": asdict(class_balance(samples.labels, real.classes)),
+        "balance": asdict(class_balance(samples.labels, real.classes, seed)),
         "nearest": asdict(near),
         "exact_copies": {"count": len(copies), "first": copies[:LISTED]},
         "data_free": _data_free(samples, real, seed),
@@ -145,14 +144,19 @@ def judged(samples: Samples, real: Real, oracle: nn.Module, name: str, seed: int
         real: The real data.
         oracle: A classifier in evaluation mode, on the device of the samples.
         name: Whose it is, for the record.
-        seed: Of the draws of as many real samples.
+        seed: Of the draws of as many real samples, and of the bootstrap.
 
     Returns:
         By name, as in ``measures.json``.
     """
     where = samples.labels.device
     by_class, overall = recognised(oracle, samples, real.classes)
-    found: dict[str, Any] = {"recognised": overall, "recognised_by_class": by_class, "frechet": None, "notes": []}
+    found: dict[str, Any] = {
+        "recognised": overall and asdict(overall),
+        "recognised_by_class": by_class,
+        "frechet": None,
+        "notes": [],
+    }
     # a distance grows as samples get fewer: all three sets are of one size
     n = min(len(samples), len(real.training), len(real.test))
     if not isinstance(getattr(oracle, "encoder", None), nn.Module):
@@ -167,7 +171,7 @@ def judged(samples: Samples, real: Real, oracle: nn.Module, name: str, seed: int
         found["frechet"] = {
             "features": f"encoder of {name}, d={made.shape[1]}",
             "samples": n,
-            "synthetic": frechet_distance(made, training),
+            "synthetic": asdict(frechet(made, training, seed, DRAWS)),
             "test": frechet_distance(test, training),
         }
     return found
@@ -202,8 +206,7 @@ def trained_on(samples: Samples, real: Real, ceiling: bool, steps: int | None = 
         network = build(name, shape, real.classes, settings, needs=(), seed=derive(0, "measure", "initial weights"))
         model = _trained(network, those(), steps)
         by_class, overall = recognised(model, real.test.to(where), real.classes)
-        accuracy = share(round((overall or 0.0) * len(real.test)), len(real.test))
-        found[what] = {"accuracy": asdict(accuracy), "accuracy_by_class": by_class, "samples": len(those())}
+        found[what] = {"accuracy": overall and asdict(overall), "accuracy_by_class": by_class, "samples": len(those())}
     return found
 
 

@@ -54,7 +54,8 @@ def require_maker(place: RunDirectory, setting: str) -> None:
     if kind.synthetic is Algorithm.synthetic:
         makers = [name for name, one in known_algorithms().items() if one.synthetic is not Algorithm.synthetic]
         raise FedfillError(
-            f"{setting}: {place.path} is a run of {kind.name}, which makes no synthetic images; allowed: runs of {', '.join(makers)}"
+            f"{setting}: {place.path} is a run of {kind.name}, whose server makes no inputs such as clients hold (features, and what "
+            f"clients make for themselves, are none); allowed: runs of {', '.join(makers)}"
         )
 
 

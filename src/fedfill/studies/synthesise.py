@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -77,11 +78,11 @@ def synthesise(
         device: Another device than the run's.
 
     Returns:
-        The samples and where they lie. The same file again is left as it is.
+        The samples and where they lie. The same file, or picture, again is left as it is.
 
     Raises:
-        FedfillError: Where the folder holds no finished run that makes such samples, a setting is out of range, or the file is
-            there with other content.
+        FedfillError: Where the folder holds no finished run that makes such samples, a setting is out of range, or the file or
+            its picture is there with other content.
     """
     path = path_of("out", out, f"a file that ends in {synthetic.SUFFIX}")
     as_table = path.suffix.lower() == synthetic.TABLE
@@ -110,14 +111,15 @@ def synthesise(
         data = _parquet(schema, samples, origin, run.experiment.seed)
     else:
         data = synthetic.to_bytes(Synthetic(samples, origin))
-    with writing(path):
-        if path.exists() and path.read_bytes() != data:
-            raise FedfillError(f"out: {path} is there and holds something else; choose another name or remove it")
     picture = path.with_suffix(".png") if images else None
-    if picture is not None:
-        _draw(samples, beside, origin, picture)
-    if not path.exists():
-        write_atomically(path, data)
+    files = {path: data} if picture is None else {path: data, picture: _drawn(samples, beside, origin)}
+    for file, wanted in files.items():  # all are looked at before any is written
+        with writing(file):
+            if file.exists() and file.read_bytes() != wanted:
+                raise FedfillError(f"out: {file} is there and holds something else; choose another name or remove it")
+    for file, wanted in reversed(files.items()):  # the samples last: where they are, all is there
+        if not file.exists():
+            write_atomically(file, wanted)
     return Synthesised(path, samples, origin, picture)
 
 
@@ -181,7 +183,8 @@ def _reference(against: str | Path, data_dir: str | Path | None, run: Prepared) 
     return source
 
 
-def _draw(samples: Samples, beside: Source | None, origin: Origin, picture: Path) -> None:
+def _drawn(samples: Samples, beside: Source | None, origin: Origin) -> bytes:
+    """The picture, as the bytes of a PNG file."""
     from fedfill.runs.pictures import image_grid  # here: matplotlib costs every start a third of a second
 
     classes = range(len(origin.class_names))
@@ -189,6 +192,7 @@ def _draw(samples: Samples, beside: Source | None, origin: Origin, picture: Path
     shown, below = samples[first], None
     if beside is not None:
         below = beside.train.inputs[nearest(shown.inputs, beside.train.inputs)[1]]
-    with writing(picture):
-        picture.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as folder:
+        picture = Path(folder) / "picture.png"
         image_grid(shown, origin.class_names, picture, SHOWN, below)
+        return picture.read_bytes()

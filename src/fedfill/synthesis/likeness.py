@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import math
-from dataclasses import dataclass
 
 import torch
 from scipy import stats
@@ -18,12 +17,12 @@ from fedfill.data.samples import Samples
 from fedfill.errors import FedfillError
 from fedfill.models.features import FeatureMap, features
 from fedfill.streams import torch_stream
+from fedfill.synthesis.intervals import LEVEL, Estimate, share
 from fedfill.synthesis.measures import frechet_distance, mapped
 
 OF_IMAGES, OF_OTHERS = "conv(100) > project(256)", "fourier(256)"
 FEATURES_SEED = 0
 """Of the map: one and the same for everybody, so that figures of one data set compare."""
-LEVEL = 0.95
 LEAST_SIDE = 5
 """Pixels to a side below which images are rows of numbers to the map."""
 NEIGHBOURS = 3
@@ -31,42 +30,6 @@ SAME = 1e-6
 """Distances of features that differ by less are equal: those of one sample depend on its batch in the last digits."""
 MOST = 2000
 """Samples of each set that are compared with each other, one with all."""
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """A figure with its interval of 95 %.
-
-    Attributes:
-        value: The figure.
-        low: Lower end.
-        high: Upper end.
-        n: Samples behind it.
-    """
-
-    value: float
-    low: float
-    high: float
-    n: int
-
-
-def share(hits: float, n: int, effective: float | None = None) -> Estimate:
-    """A share with the exact interval of a binomial (Clopper and Pearson 1934).
-
-    Args:
-        hits: How many of them, 0..n.
-        n: Of how many, at least 1.
-        effective: How many independent ones they are worth; None: n.
-
-    Returns:
-        The share.
-    """
-    value = hits / n
-    size = float(n) if effective is None else effective
-    found, tail = value * size, (1 - LEVEL) / 2
-    low = 0.0 if hits <= 0 else float(stats.beta.ppf(tail, found, size - found + 1))
-    high = 1.0 if hits >= n else float(stats.beta.ppf(1 - tail, found + 1, size - found))
-    return Estimate(value, low, high, n)
 
 
 @functools.lru_cache(maxsize=2)

@@ -1,7 +1,7 @@
 """Measures of synthetic samples: are they recognised, are they spread like real ones, are they copies, are classes balanced.
 
-Plain functions of tensors and models; what they are applied to is chosen in `fedfill.studies.measure`. Those with an
-interval are in `fedfill.synthesis.likeness`.
+Plain functions of tensors and models; what they are applied to is chosen in `fedfill.studies.measure`. Those on features
+that need no data are in `fedfill.synthesis.likeness`.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ from torch import Tensor, nn
 
 from fedfill.data.samples import Samples, normalise
 from fedfill.errors import FedfillError
+from fedfill.synthesis.intervals import Estimate, evenness, median, share
 
 CHUNK = 1000
 """Samples that pass a model, or are compared with others, at a time."""
 
 
 @torch.inference_mode()
-def recognised(oracle: nn.Module, samples: Samples, classes: int) -> tuple[list[float | None], float | None]:
+def recognised(oracle: nn.Module, samples: Samples, classes: int) -> tuple[list[float | None], Estimate | None]:
     """How often a classifier names the class that samples claim to be of (Fed-ZDA, section 4.4, figure 3).
 
     Args:
@@ -30,7 +31,8 @@ def recognised(oracle: nn.Module, samples: Samples, classes: int) -> tuple[list[
         classes: Number of classes.
 
     Returns:
-        The share by class, None for a class without samples, and the share of all; None where nothing is labelled.
+        The share by class, None for a class without samples, and the share of all with its interval; None where nothing is
+        labelled.
     """
     samples = samples[samples.labels >= 0]
     if not len(samples):
@@ -38,7 +40,9 @@ def recognised(oracle: nn.Module, samples: Samples, classes: int) -> tuple[list[
     named = mapped(oracle, samples.inputs).argmax(1)  # [n]
     right = samples.labels[named == samples.labels]
     sizes, hits = (torch.bincount(labels, minlength=classes).tolist() for labels in (samples.labels, right))
-    return [hit / size if size else None for hit, size in zip(hits, sizes, strict=True)], len(right) / len(samples)
+    return [hit / size if size else None for hit, size in zip(hits, sizes, strict=True)], share(
+        len(right), len(samples)
+    )
 
 
 @torch.inference_mode()
@@ -140,18 +144,19 @@ class Nearness:
     """Does a generator copy? Distances to the nearest training sample, of synthetic samples and of real ones nobody trained on.
 
     Attributes:
-        median: Of the synthetic samples' distances.
+        median: Of the synthetic samples' distances, with its interval.
         minimum: The least of them.
         real_median: Of the real test samples' distances.
         real_percentile: Their 1st percentile, the yardstick.
-        share_below: Of the synthetic samples that are no farther than that; about 0.01 where they are as near as real ones.
+        share_below: Of the synthetic samples that are no farther than that, with its interval, the yardstick given; about 0.01
+            where they are as near as real ones.
     """
 
-    median: float
+    median: Estimate
     minimum: float
     real_median: float
     real_percentile: float
-    share_below: float
+    share_below: Estimate
 
 
 def nearness(synthetic: Tensor, training: Tensor, test: Tensor) -> Nearness:
@@ -168,11 +173,11 @@ def nearness(synthetic: Tensor, training: Tensor, test: Tensor) -> Nearness:
     made, real = (nearest_distances(inputs, training) for inputs in (synthetic, test))
     yardstick = torch.quantile(real, 0.01)
     return Nearness(
-        median=float(torch.quantile(made, 0.5)),
+        median=median(made),
         minimum=float(made.min()),
         real_median=float(torch.quantile(real, 0.5)),
         real_percentile=float(yardstick),
-        share_below=float((made <= yardstick).double().mean()),
+        share_below=share(int((made <= yardstick).sum()), len(made)),
     )
 
 
@@ -182,30 +187,25 @@ class Balance:
 
     Attributes:
         counts: Samples of each class.
-        entropy: Of the labels' distribution over its largest, log of the number of classes: 1 where all classes have equally
-            many, 0 where one has all; None where nothing is labelled.
+        entropy: Of the labels' distribution over its largest, with its interval (`evenness`); None where nothing is labelled.
         labelled: Share of the samples that have a label.
     """
 
     counts: list[int]
-    entropy: float | None
+    entropy: Estimate | None
     labelled: float
 
 
-def class_balance(labels: Tensor, classes: int) -> Balance:
+def class_balance(labels: Tensor, classes: int, seed: int) -> Balance:
     """How labels are spread over classes.
 
     Args:
         labels: ``[n]``, at least one; -1 where a sample has none.
         classes: Number of classes, at least 2.
+        seed: Of the draws behind the interval.
 
     Returns:
         The figures.
     """
     counts = torch.bincount(labels[labels >= 0], minlength=classes)
-    total = int(counts.sum())
-    entropy = None
-    if total:
-        shares = counts[counts > 0].double() / total
-        entropy = min(1.0, max(0.0, float(-(shares * shares.log()).sum()) / math.log(classes)))  # but for the last bits
-    return Balance(counts.tolist(), entropy, total / len(labels))
+    return Balance(counts.tolist(), evenness(counts, seed), int(counts.sum()) / len(labels))
