@@ -1,6 +1,7 @@
 """``fedfill audit``: what it prints, what it writes, and the exit status."""
 
 import json
+import re
 
 import pytest
 from typer.testing import CliRunner
@@ -34,7 +35,10 @@ def test_no_guarantee_is_told_in_words():
     words = " ".join(found.output.split())
     assert found.exit_code == 0
     assert "No claim to test" in words
-    assert "Membership: by the loss of its update" in words
+    assert "Membership by loss: with its update" in words
+    assert re.search(r"hits \d+ points (above|below) false alarms", words)
+    assert "better than by a coin" not in words
+    assert "Update.weights, as local training is not repeated" in words
 
 
 def test_a_slip_is_one_sentence(tmp_path):

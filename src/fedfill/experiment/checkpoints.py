@@ -90,7 +90,14 @@ def keep_account(
 
 
 def read(digest: str, directory: RunDirectory) -> dict[str, Any] | None:
-    """The checkpoint of an experiment, or None where there is none yet.
+    """The checkpoint of an experiment.
+
+    Args:
+        digest: The experiment's.
+        directory: Its folder.
+
+    Returns:
+        The checkpoint; None where there is none yet.
 
     Raises:
         FedfillError: Where it is another experiment's.

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from numbers import Real
 from pathlib import Path
@@ -20,9 +21,11 @@ import torch
 from fedfill import __version__
 from fedfill.algorithms import Algorithm, find
 from fedfill.data.partitions import Partition
+from fedfill.data.samples import Samples
 from fedfill.engines.audited import AuditedEngine
+from fedfill.engines.local import choose_device
 from fedfill.errors import FedfillError, Kept, did_you_mean, path_of, shown
-from fedfill.experiment.loop import execute, make_engine
+from fedfill.experiment.loop import execute, make_engine, synthetic_images
 from fedfill.experiment.own import Network
 from fedfill.experiment.prepare import Prepared, arrange
 from fedfill.experiment.summary import Result
@@ -31,10 +34,9 @@ from fedfill.privacy.audit import Finding
 from fedfill.runs.directory import RunDirectory, to_json, write_atomically, writing
 from fedfill.studies.assess import one_thread
 from fedfill.studies.auditing.attacks import Budget, clients_attacked, gradients_attacked, releases_attacked
-from fedfill.studies.auditing.bare import classes_told, membership
+from fedfill.studies.auditing.bare import told
 from fedfill.studies.auditing.replays import Transcript
 from fedfill.studies.run import reopen
-from fedfill.tree import Weights
 
 SUBJECT = "a run directory, what fedfill.run returned, or an algorithm"
 Level = Literal["auto", "record", "client"]
@@ -145,11 +147,11 @@ def audit(
     else:
         worst = max(range(len(prepared.federation.clients)), key=lambda i: len(prepared.federation.clients[i].train))
         transcript = Transcript(range(len(prepared.federation.clients)))
-        result = _run(prepared, prepared, transcript, None)
+        result, made = _watched(prepared, transcript)
         findings += gradients_attacked(prepared, transcript, worst, budget, _run)
         with one_thread():
             findings += releases_attacked(prepared, transcript, worst, budget)
-            bare = _bare(prepared, transcript, worst, result)
+            bare = told(prepared, transcript, worst, result.weights, made)
     document = {
         "version": __version__, "algorithm": experiment.algorithm, "data": experiment.data, "seed": experiment.seed,
         "delta": experiment.delta, "confidence": confidence, "findings": [finding.document() for finding in findings],
@@ -191,37 +193,25 @@ def _prepared(
 
 def _run(prepared: Prepared, engine_of: Prepared, watch: Any, canaries: Any) -> Result:
     """A run in a folder that goes away, on the engine of `engine_of`, which may have fewer clients."""
+    with tempfile.TemporaryDirectory(prefix="fedfill-audit-") as folder:
+        return execute(replace(prepared), Path(folder) / "run", None, _connect(engine_of, watch, canaries))
 
+
+def _watched(prepared: Prepared, watch: Transcript) -> tuple[Result, Samples | None]:
+    """Likewise, and the synthetic samples that the server can make in the end, where nothing protects them."""
+    with tempfile.TemporaryDirectory(prefix="fedfill-audit-") as folder:
+        result = execute(replace(prepared), Path(folder) / "run", None, _connect(prepared, watch, None))
+        sampled = any(release.sampled for declared in watch.releases for release in declared.values())
+        if sampled or type(prepared.algorithm).synthetic is Algorithm.synthetic:
+            return result, None
+        device = choose_device(prepared.experiment.device)
+        made = synthetic_images(prepared, RunDirectory(result.directory), device)
+    return result, made
+
+
+def _connect(engine_of: Prepared, watch: Any, canaries: Any) -> Callable[[Prepared, torch.device], AuditedEngine]:
     def connect(whole: Prepared, device: torch.device) -> AuditedEngine:
         real, everyone = len(engine_of.federation.clients), len(whole.federation.clients)
         return AuditedEngine(make_engine(engine_of, device), real, everyone, watch, canaries)
 
-    with tempfile.TemporaryDirectory(prefix="fedfill-audit-") as folder:
-        return execute(replace(prepared), Path(folder) / "run", None, connect)
-
-
-def _bare(prepared: Prepared, transcript: Transcript, client: int, result: Result) -> dict[str, Any]:
-    """What is told by releases that no guarantee covers; nothing where there are none."""
-    data, test = prepared.federation.clients[client].train, prepared.federation.test
-    released = {
-        name for call, declared in zip(transcript.calls, transcript.releases, strict=False) if call.client == client
-        for name, release in declared.items() if release.mu is None
-    }  # fmt: skip
-    if not released or not len(test):
-        return {}
-    seen = transcript.replies.get(client)
-    update = getattr(seen[1], "weights", None) if seen else None
-    sent = isinstance(update, dict) and bool(update)
-    weights: Weights = update if isinstance(update, dict) and update else result.weights
-    try:
-        found = membership(prepared.model, weights, data, test)
-    except (RuntimeError, TypeError, ValueError, IndexError):  # not a model of this network
-        found = None
-    held = [c for c, n in enumerate(data.counts(prepared.federation.classes)) if n]
-    told = classes_told(*seen, held, prepared.federation.classes) if seen else None
-    return {
-        "released": sorted(released),
-        "membership": found,
-        "of": "its update" if sent else "the final model",
-        "classes_told": told,
-    }
+    return connect

@@ -132,7 +132,7 @@ def releases_attacked(prepared: Prepared, transcript: Transcript, client: int, b
         found for call, found in zip(transcript.calls, transcript.releases, strict=False) if call.client == client
     ]
     claimed = [
-        (call, {name: release for name, release in found.items() if _gaussian(release, trust)})
+        (call, {name: release for name, release in found.items() if gaussian(release, trust)})
         for call, found in zip(calls, declared, strict=True)
         if not any(release.sampled for release in found.values())
     ]
@@ -203,7 +203,8 @@ def _repeated(
     )  # fmt: skip
 
 
-def _gaussian(release: Release, trust: str) -> bool:
+def gaussian(release: Release, trust: str) -> bool:
+    """Whether repeats can test what is claimed of a release."""
     return release.sampled is None and _mu(release, trust, True) is not None
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from fedfill import tree
-from fedfill.data.samples import Samples
+from fedfill.data.samples import Batch, Samples
 from fedfill.data.schema import Schema
 from fedfill.errors import FedfillError
 from fedfill.privacy.bounds import Floats
@@ -25,7 +25,7 @@ from fedfill.privacy.releases import Release
 from fedfill.protocol.client import Client, State
 from fedfill.protocol.messages import Message, Outcome, releases_of
 from fedfill.streams import derive, numpy_stream
-from fedfill.training.fit import Fit, Fitted
+from fedfill.training.fit import Fit, Fitted, LocalTraining
 from fedfill.tree import Tree, Weights
 
 SHOWN = 16
@@ -56,13 +56,15 @@ class Transcript:
         clients: Which.
         calls: In order.
         releases: What was declared of the reply to each call.
-        replies: The last whole reply of each client.
+        filled: Of which fields of it there were numbers.
+        replies: The last whole reply of each client to each handler, with the message, the last of all at the end.
     """
 
     clients: Sequence[int]
     calls: list[Call] = field(default_factory=list)
     releases: list[dict[str, Release]] = field(default_factory=list)
-    replies: dict[int, tuple[Message, Message]] = field(default_factory=dict)
+    filled: list[frozenset[str]] = field(default_factory=list)
+    replies: dict[tuple[int, str], tuple[Message, Message]] = field(default_factory=dict)
 
     def before(self, client: int, handler: str, message: Message, t: int, state: Tree) -> None:
         """Note the question."""
@@ -72,9 +74,15 @@ class Transcript:
     def after(self, client: int, outcome: Outcome) -> None:
         """Note what is declared of the answer."""
         if client in self.clients:
-            self.releases.append(dict(outcome.releases))
+            reply, releases = outcome.reply, dict(outcome.releases)
+            self.releases.append(releases)
+            self.filled.append(
+                frozenset(name for name in releases if any(x.size for x in _numbers(value_of(reply, name), True)))
+            )
             if outcome.reply is not None:
-                self.replies[client] = self.calls[-1].message, outcome.reply
+                call = self.calls[-1]
+                self.replies.pop((client, call.handler), None)
+                self.replies[client, call.handler] = call.message, outcome.reply
 
 
 class Replayer:
@@ -87,6 +95,9 @@ class Replayer:
         classes: Of the task.
         hidden: Whether the server gets no single reply, but sums.
         schema: What was agreed on about the table of whose rows the data are; None: nothing was.
+
+    Attributes:
+        loops: How often a handler has asked for mini-batches, to train by itself; it gets none.
     """
 
     def __init__(
@@ -94,10 +105,11 @@ class Replayer:
     ) -> None:  # fmt: skip
         self._program, self._model, self._initial, self._classes = program, model, initial, classes
         self._hidden, self._schema = hidden, schema
+        self.loops = 0
         self._tensors = model.state_dict()  # what loads them by the model takes longer than most releases
 
-    def answer(self, call: Call, data: Samples, seed: int) -> tuple[Message, dict[str, Release]]:
-        """A reply and what is declared of it, by field."""
+    def answer(self, call: Call, data: Samples, seed: int, trained: float = 0.0) -> tuple[Message, dict[str, Release]]:
+        """A reply and what is declared of it, by field; local training adds `trained` to every weight, and does nothing else."""
 
         def resident(weights: Weights) -> nn.Module:
             for name, tensor in weights.items():
@@ -106,12 +118,19 @@ class Replayer:
             return self._model
 
         def fit(request: Fit) -> Fitted:
-            return Fitted(tree.clone(request.weights), 1, len(request.data), 0.0)
+            weights = {
+                k: x + trained if trained and x.is_floating_point() else x.clone() for k, x in request.weights.items()
+            }
+            return Fitted(weights, 1, len(request.data), 0.0)
+
+        def batches(data: Samples, training: LocalTraining) -> Iterator[Batch]:
+            self.loops += 1
+            return iter(())
 
         client = Client(
             id=call.client, round=call.t, data=data, classes=self._classes,
             state=State(tree.copy(call.state or self._program.client_state())), initial=self._initial, seed=seed,
-            resident=resident, fit=fit, hidden=HIDDEN if self._hidden else "", schema=self._schema,
+            resident=resident, fit=fit, batches=batches, hidden=HIDDEN if self._hidden else "", schema=self._schema,
         )  # fmt: skip
         reply = getattr(self._program, call.handler)(client, call.message)
         return reply, dict(releases_of(reply, client.releases))
@@ -121,11 +140,17 @@ def numbers_of(reply: Message, paths: Sequence[str], whole: bool = True) -> Floa
     """The numbers in some fields of a reply, one after the other; of tables the mean row alone unless they are wanted whole."""
     found: list[Floats] = [np.zeros(0)]
     for path in paths:
-        value: Any = reply
-        for name in path.split(".")[1:]:
-            value = getattr(value, name, None)
-        found += list(_numbers(value, whole))
+        found += list(_numbers(value_of(reply, path), whole))
     return np.concatenate(found)
+
+
+def value_of(reply: Message | None, path: str) -> Any:
+    """What stands in a field of a reply, named as its release is, ``Kind.field``; None where it is another kind."""
+    kind, *names = path.split(".")
+    value: Any = reply if type(reply).__name__ == kind else None
+    for name in names:
+        value = getattr(value, name, None)
+    return value
 
 
 def _numbers(value: Any, whole: bool) -> Iterator[Floats]:
@@ -140,6 +165,9 @@ def _numbers(value: Any, whole: bool) -> Iterator[Floats]:
     elif isinstance(value, list | tuple):
         for item in value:
             yield from _numbers(item, whole)
+    elif is_dataclass(value):
+        for item in fields(value):
+            yield from _numbers(getattr(value, item.name), whole)
 
 
 View = Callable[[Samples, int], Floats]
