@@ -294,3 +294,17 @@ def test_images_of_a_gan():
     assert document["samples"]["nearness"]["times"] > 1
     assert "Images.inputs" in document["exchanged"]["kept"]
     assert "Membership by released samples" in said
+
+
+def test_a_reply_of_another_length_than_those_before_has_their_figures():
+    """Noise may decide how many rows there are, and seldom: the first repeats don't show it."""
+
+    def reply(count):
+        return Said(torch.arange(2.0 * count).reshape(count, 2))
+
+    view = exchanged._Release(None, None, ["Said.x"])
+    view.steady([reply(3), reply(3)])
+    assert [len(view.figures(reply(count))["Said.x"]) for count in (0, 2, 3, 5)] == [6, 6, 6, 6]
+    view.steady([reply(3), reply(2)])  # from here on the mean row
+    assert view.figures(reply(2))["Said.x"].tolist() == [1.0, 2.0]
+    assert view.figures(reply(0))["Said.x"].tolist() == [0.0, 0.0]

@@ -222,4 +222,7 @@ def nearest_told(released: Tensor, data: Samples, test: Samples) -> dict[str, An
     ins, outs = (-nearest_distances(x.inputs[:n], some).double().numpy() for x in (members, others))
     found = nearness(some, data.inputs, others.inputs[:n])
     times = found.median.value / found.real_median if found.real_median else None
-    return known | {"membership": _apart(ins, outs), "nearness": {"times": times, "share_below": found.share_below.value}}
+    return known | {
+        "membership": _apart(ins, outs),
+        "nearness": {"times": times, "share_below": found.share_below.value},
+    }

@@ -150,7 +150,8 @@ class _Release:
     replayer: Replayer
     call: Call
     names: list[str]
-    rows: dict[str, int] = field(default_factory=dict)
+    rows: set[str] = field(default_factory=set)
+    lengths: dict[str, int] = field(default_factory=dict)
 
     def answer(self, data: Samples, seed: int, trained: float = 0.0) -> Message:
         """The reply, made again."""
@@ -160,11 +161,10 @@ class _Release:
         """The numbers of each field; where their number varies the mean row of each table, brought to one length."""
         found = {}
         for name in self.names:
-            if name not in self.rows:
-                found[name] = _numbers(reply, name)
-                continue
-            short = _numbers(reply, name, whole=False)[: self.rows[name]]
-            found[name] = np.concatenate([short, np.zeros(self.rows[name] - len(short))])
+            x = _numbers(reply, name, whole=name not in self.rows)
+            # one of another length than those before is cut, or has zeros at its end: what is found of it is true all the same
+            length = self.lengths.get(name, len(x))
+            found[name] = np.concatenate([x[:length], np.zeros(length - len(x[:length]))])
         return found
 
     def __call__(self, data: Samples, seed: int) -> dict[str, Floats]:
@@ -172,10 +172,11 @@ class _Release:
         return self.figures(self.answer(data, seed))
 
     def steady(self, replies: Sequence[Message]) -> None:
-        """See by these replies which fields vary in length, and how long their rows are."""
+        """See by these replies which fields vary in length, and fix how long their figures are."""
         for name in self.names:
             if len({len(_numbers(reply, name)) for reply in replies}) > 1:
-                self.rows[name] = max(len(_numbers(reply, name, whole=False)) for reply in replies)
+                self.rows.add(name)
+            self.lengths[name] = max(len(_numbers(reply, name, name not in self.rows)) for reply in replies)
 
 
 JOINT = " weighted by one another"
