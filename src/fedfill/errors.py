@@ -25,10 +25,6 @@ class FedfillError(Exception):
         super().__init__("".join(c if c.isprintable() else repr(c)[1:-1] for c in sentence))
 
 
-class UnopenedError(FedfillError):
-    """Parts of a sum were sent under masks and none was opened: what they cost stays in the account, also when the run goes on."""
-
-
 class DivergedError(FedfillError):
     """Training that ended in values that are no numbers: a finding about one run, which does not end the others of a table."""
 

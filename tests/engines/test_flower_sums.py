@@ -352,3 +352,21 @@ def test_parts_of_a_run_that_failed_count_when_it_goes_on(tmp_path: Path) -> Non
     assert [entry["clients"] for entry in entries] == [2]  # two more said that they send nothing
     account = execute(prepared, tmp_path / "run", connect=connect(2, {3}, set())).summary["privacy"]
     assert sorted(entry["times"] for entry in account["entries"] if entry["released"] == "Sums.sums") == [1, 2]
+
+
+def test_an_opened_sum_counts_too_where_the_round_fails_behind_it(tmp_path: Path) -> None:
+    """Here because fewer answered than `min_replies` allows; the next circle is another one."""
+    options: dict[str, Any] = {"data": "digits", "model": "auto", "clients": 4, "partition": "iid", "data_fraction": 0.1, "client_test": 0.0, "target_epsilon": 3.0, "trust": "secure", "rounds": 1, "features": "none", "min_replies": 4}  # fmt: skip
+    prepared = arrange("fed3r", engine="flower", **options)
+    parts = (prepared.algorithm, prepared.federation, prepared.model, prepared.initial)
+
+    def connect(*_: Any) -> InProcessEngine:
+        made = InProcessEngine(*parts, folder=tmp_path / "hosts", secret=True, digest=prepared.digest)
+        made.grid.online -= {103}
+        return made
+
+    with refused("min_replies"):
+        execute(prepared, tmp_path / "run", connect=connect)
+    kept = RunDirectory(tmp_path / "run").read_checkpoint()
+    assert kept is not None
+    assert [entry["clients"] for entry in Ledger.restore(kept["ledger"]).account(1e-5)["entries"]] == [3]

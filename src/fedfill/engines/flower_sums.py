@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from fedfill.engines.flower_keys import question_of
 from fedfill.engines.flower_messages import UNREAD, AskKey, GivenKey, Hidden
-from fedfill.errors import ContractError, UnopenedError
+from fedfill.errors import ContractError, FedfillError
 from fedfill.privacy.masking import SumKey
 from fedfill.privacy.releases import Release
 from fedfill.protocol.messages import HEAVIEST, Answers, Average, Lost, Message, Outcome, reason, shapes_of
@@ -80,7 +80,7 @@ class MaskedSum:
         )
         outcomes = {i: self._outcome(i, spent.error or Lost(why)) for i, spent in self._spent.items()}
         last = max(outcomes)  # behind all that is booked
-        return Answers({**outcomes, last: replace(outcomes[last], error=UnopenedError(f"honest: {why}"))}, {})
+        return Answers({**outcomes, last: replace(outcomes[last], error=FedfillError(f"honest: {why}"))}, {})
 
     def _circle(self, clients: Sequence[int], question: str) -> list[SumKey]:
         """Who gave a key, in ascending order."""

@@ -19,7 +19,7 @@ from fedfill.data.inputs import Inputs
 from fedfill.data.samples import Samples
 from fedfill.engines.local import LocalEngine, choose_device
 from fedfill.engines.runner import make_resident
-from fedfill.errors import FedfillError, UnopenedError
+from fedfill.errors import FedfillError
 from fedfill.experiment import checkpoints
 from fedfill.experiment.prepare import Prepared
 from fedfill.experiment.quality import quality
@@ -129,10 +129,11 @@ def _loop(
     secret: Callable[[], bytes] | None,
 ) -> Result:
     experiment, algorithm, federation = prepared.experiment, prepared.algorithm, prepared.federation
-    engine = connect(prepared, device)
+    engine, begun = connect(prepared, device), False
     try:
         server = make_server(prepared, engine, device, secret)
         done, seconds, preparation = checkpoints.restore(prepared, directory, server, engine, device)
+        begun = True
         records = directory.cut_rounds(done)
         counts = federation.counts if any(map(any, federation.counts)) else None  # None: they stay with the clients
         inputs = Inputs.of(federation, experiment.image_size).document()
@@ -202,8 +203,10 @@ def _loop(
             summary["findings"] = dict(found.figures) | ({} if found.tells == "all" else {"model_tells": found.tells})
         directory.write("summary.json", to_json(summary))
         return Result(directory.path, summary, records, tree.to(weights, "cpu"), done)
-    except UnopenedError:
-        checkpoints.keep_account(prepared, directory, server, make_server(prepared, engine, device), engine)
+    except BaseException:
+        # what hosts have sent is out of their hands, and the next try may ask for it under other noise
+        if begun and engine.origin:
+            checkpoints.keep_account(prepared, directory, server, make_server(prepared, engine, device), engine)
         raise
     finally:
         engine.close()
