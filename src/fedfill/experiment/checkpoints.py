@@ -72,7 +72,7 @@ def keep(
 def keep_account(
     prepared: Prepared, directory: RunDirectory, server: Observed, fresh: Observed, engine: Engine
 ) -> None:
-    """Write what was released in a round that failed into the checkpoint before it, of which all else stays.
+    """Write what was released and spent by a round that failed into the checkpoint before it, of which all else stays.
 
     Args:
         prepared: The run.
