@@ -7,6 +7,7 @@ and writes ``audited.csv`` and ``audited.png``. Rows that ``audited.csv`` holds 
 from __future__ import annotations
 
 import csv
+import io
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +19,7 @@ from matplotlib import pyplot
 
 import fedfill
 from fedfill.privacy.audit import Finding
+from fedfill.runs.directory import write_atomically
 from fedfill.studies.table import TableRow, read_entries, read_table
 
 FOLDER = Path(__file__).parent
@@ -94,11 +96,11 @@ def read() -> Iterator[dict[str, Any]]:
 
 def write(lines: list[dict[str, Any]]) -> None:
     """All of it, in one step."""
-    with (part := FILE.with_suffix(".part")).open("w", newline="") as file:
-        table = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-        table.writeheader()
-        table.writerows(lines)
-    part.replace(FILE)
+    text = io.StringIO()
+    table = csv.DictWriter(text, COLUMNS, lineterminator="\n")
+    table.writeheader()
+    table.writerows(lines)
+    write_atomically(FILE, text.getvalue().encode())
 
 
 def draw(lines: list[dict[str, Any]]) -> None:
