@@ -9,7 +9,8 @@ import torch
 import fedfill
 from fedfill.cli.audits import without_guarantee
 from fedfill.data.samples import Samples
-from fedfill.privacy.scores import advantage, told_apart, wilson
+from fedfill.privacy.risk import wilson
+from fedfill.privacy.scores import advantage, told_apart
 from fedfill.protocol.messages import Message
 from fedfill.studies.auditing import exchanged
 from fedfill.studies.auditing.bare import alike, nearest_told, samples_in
@@ -209,7 +210,7 @@ def test_advantage_is_hits_less_false_alarms():
     assert found == pytest.approx(0.2)
     assert (low, high) == pytest.approx((0.0614, 0.3292), abs=2e-3)  # Newcombe's method 10
     assert advantage(10, 10, 0, 10)[1][0] < 1
-    assert wilson(0, 20) == pytest.approx((0, 0.1611), abs=1e-4)
+    assert wilson(0.0, 20) == pytest.approx((0, 0.1611), abs=1e-4)
     assert told_apart(np.ones(20), np.zeros(20))[0] == 1
 
 

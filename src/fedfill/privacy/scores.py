@@ -12,6 +12,7 @@ import numpy as np
 from scipy import linalg
 
 from fedfill.privacy.bounds import Floats
+from fedfill.privacy.risk import wilson
 
 RIDGE = 1e-9
 """Of the mean variance, added to each: where noise leaves a direction out, the score shows it as a huge distance."""
@@ -24,22 +25,6 @@ SHOWN = 50
 def halves(values: Floats) -> tuple[Floats, Floats]:
     """The repeats of even and of odd number."""
     return values[0::2], values[1::2]
-
-
-def wilson(times: int, tries: int) -> tuple[float, float]:
-    """The interval of Wilson (1927) of a probability, with 95 %.
-
-    Args:
-        times: How often it was so, 0..tries.
-        tries: At least 1.
-
-    Returns:
-        Its ends, in 0..1; not a point where it was always so, or never.
-    """
-    z, share = 1.959964, times / tries
-    centre = (share + z * z / (2 * tries)) / (1 + z * z / tries)
-    width = z / (1 + z * z / tries) * math.sqrt(share * (1 - share) / tries + z * z / (4 * tries * tries))
-    return max(0.0, min(share, centre - width)), min(1.0, max(share, centre + width))
 
 
 def advantage(hits: int, ins: int, alarms: int, outs: int) -> tuple[float, tuple[float, float]]:
@@ -55,7 +40,7 @@ def advantage(hits: int, ins: int, alarms: int, outs: int) -> tuple[float, tuple
         The advantage, -1..1, and its interval of 95 % (Newcombe 1998, method 10).
     """
     p, q = hits / ins, alarms / outs
-    (low_p, high_p), (low_q, high_q) = wilson(hits, ins), wilson(alarms, outs)
+    (low_p, high_p), (low_q, high_q) = wilson(p, ins), wilson(q, outs)
     found = p - q
     return found, (found - math.hypot(p - low_p, high_q - q), found + math.hypot(high_p - p, q - low_q))
 

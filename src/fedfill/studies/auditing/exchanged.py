@@ -21,7 +21,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from fedfill import tree
 from fedfill.data.samples import Samples
 from fedfill.privacy.bounds import Floats
-from fedfill.privacy.scores import advantage, wilson
+from fedfill.privacy.risk import wilson
+from fedfill.privacy.scores import advantage
 from fedfill.protocol.messages import Message
 from fedfill.streams import derive, numpy_stream
 from fedfill.studies.auditing.replays import Call, Replayer, numbers_of, value_of
@@ -76,7 +77,7 @@ class Tally:
         return {
             "field": name, "random": self.noise, "moving": self.moving, "exchanged": self.exchanged, "advantage": found,
             "interval": list(interval), "picked": self.picked / self.picks,
-            "picked_interval": list(wilson(self.picked, self.picks)),
+            "picked_interval": list(wilson(self.picked / self.picks, self.picks)),
         }  # fmt: skip
 
 
