@@ -15,7 +15,7 @@ from fedfill.studies import natural as study
 from fedfill.studies.benchmark import Benchmark, difference, goals
 from fedfill.studies.benchmark_files import GOALS, HEADER, goal_lines, table_of
 from fedfill.studies.comparison import Row, read_comparison
-from fedfill.studies.natural import count_runs, natural
+from fedfill.studies.natural import MODELS, PERSONAL, count_runs, natural
 
 
 @pytest.fixture(autouse=True)
@@ -78,6 +78,20 @@ def test_some_methods_give_the_same_runs(tmp_path: Path) -> None:
     for key, row in some.rows["penguins"].items():
         assert row.values("weights_sha256") == whole.rows["penguins"][key].values("weights_sha256")
     assert goals(some) == []
+
+
+def test_more_personal_methods_are_run_where_they_are_named(tmp_path: Path) -> None:
+    names = ["local", "pfedavg", "fedproto", "ifca"]
+    found = natural(["penguins"], seeds=[0], out=tmp_path, methods=names, quiet=True).rows["penguins"]
+    assert [*found] == [("linear", "local"), *(("mlp", name) for name in names)]
+    assert count_runs(["penguins"], [0], methods=names) == 5
+    # each site's rows are judged by its own model, and not all sites' by one
+    for name in ("pfedavg", "fedproto"):
+        result = found["mlp", name].finished[0]
+        assert result.summary["personal"]
+        assert result.summary["auc"] is not None
+    everything = {label for labels, _ in MODELS.values() for label in labels}
+    assert not everything & set(PERSONAL)
 
 
 def test_with_an_epsilon_the_federated_method_has_noise_in_the_sum(tmp_path: Path) -> None:

@@ -44,6 +44,12 @@ MODELS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
 }  # fmt: skip
 """By model its methods and its settings. ``features`` with ``clip`` are the inputs themselves, so the model is logistic regression;
 ``auto`` is the network mlp. SCAFFOLD has plain SGD in both."""
+PERSONAL = (
+    "pfedavg", "ditto", "pfedme", "perfedavg", "fedper", "lgfedavg", "fedrep", "fedbabu", "fedrod", "fedproto", "partialfed",
+    "ifca", "fesem", "cfl",
+)  # fmt: skip
+"""More methods with a model for each site, or for each cluster of sites, with the settings of ``mlp``. They are run where they are
+asked for by name."""
 PRIVATE = "fed3r:target_epsilon={:g},trust=secure"
 """With an epsilon: the noise is in the sum once. It is run on the inputs themselves, which are few, as each more has noise of its own."""
 OF_SUMS = ("fed3r", "pfed3r")
@@ -69,7 +75,7 @@ def natural(
         seeds: One split and one run of each method for each.
         out: Folder of the comparisons, with ``natural.md``, ``natural.csv`` and ``sites.csv``.
         tables: Folder with tables that are not bundled, as ``NAME.csv`` or ``NAME.parquet``.
-        methods: Those to run, of `MODELS`; None: all.
+        methods: Those to run, of `MODELS` and `PERSONAL`; None: all of `MODELS`.
         epsilon: Of one record, at delta 1e-5: then `PRIVATE` stands in for all federated methods, and `out` has to be a folder of its
             own; None: nobody adds noise.
         on_run: Called before each run with its label and seed; returns what to call after each of its rounds.
@@ -148,7 +154,7 @@ def _check_methods(methods: Sequence[str] | None, epsilon: float | None) -> None
     expect("epsilon", epsilon, int | float | None, "a number above 0, or none")
     if isinstance(epsilon, bool) or (epsilon is not None and not 0 < epsilon < math.inf):
         raise FedfillError(f"epsilon: found {epsilon}; allowed: a number above 0, or none")
-    known = {_called(label) for labels in _labels(epsilon).values() for label in labels}
+    known = {_called(label) for labels in _labels(epsilon, more=True).values() for label in labels}
     for name in methods or ():
         if name not in known:
             raise FedfillError(f"methods: found '{name}'; {did_you_mean(str(name), known)}")
@@ -156,10 +162,10 @@ def _check_methods(methods: Sequence[str] | None, epsilon: float | None) -> None
         raise FedfillError(f"methods: found none; allowed: {', '.join(sorted(known))}")
 
 
-def _labels(epsilon: float | None) -> dict[str, tuple[str, ...]]:
-    """By model all labels."""
+def _labels(epsilon: float | None, more: bool = False) -> dict[str, tuple[str, ...]]:
+    """By model all labels, with or without those that are asked for by name alone."""
     if epsilon is None:
-        return {model: labels for model, (labels, _) in MODELS.items()}
+        return {model: labels + (PERSONAL if more and model == "mlp" else ()) for model, (labels, _) in MODELS.items()}
     return {"linear": ("central", "local", PRIVATE.format(epsilon))}
 
 
@@ -174,7 +180,7 @@ def _methods(
             for label in labels
             if not (many and label == "fraug") and (methods is None or _called(label) in methods)
         )
-        for model, labels in _labels(epsilon).items()
+        for model, labels in _labels(epsilon, more=methods is not None).items()
     }
     return {model: labels for model, labels in found.items() if labels}
 
