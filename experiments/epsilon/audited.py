@@ -7,7 +7,6 @@ and writes ``audited.csv`` and ``audited.png``. Rows that ``audited.csv`` holds 
 from __future__ import annotations
 
 import csv
-import io
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +19,7 @@ from matplotlib import pyplot
 import fedfill
 from fedfill.privacy.audit import Finding
 from fedfill.runs.directory import write_atomically
+from fedfill.runs.shown import csv_text
 from fedfill.studies.table import TableRow, read_entries, read_table
 
 FOLDER = Path(__file__).parent
@@ -96,11 +96,7 @@ def read() -> Iterator[dict[str, Any]]:
 
 def write(lines: list[dict[str, Any]]) -> None:
     """All of it, in one step."""
-    text = io.StringIO()
-    table = csv.DictWriter(text, COLUMNS, lineterminator="\n")
-    table.writeheader()
-    table.writerows(lines)
-    write_atomically(FILE, text.getvalue().encode())
+    write_atomically(FILE, csv_text(COLUMNS, ([line[name] for name in COLUMNS] for line in lines)).encode())
 
 
 def draw(lines: list[dict[str, Any]]) -> None:

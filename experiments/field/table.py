@@ -8,7 +8,6 @@ folders the figures there are shown again, in ``README.md`` and ``bytes.png``.
 from __future__ import annotations
 
 import csv
-import io
 import json
 import re
 import sys
@@ -20,6 +19,7 @@ from typing import Any
 from matplotlib import pyplot
 
 from fedfill.runs.directory import RunDirectory, read_toml, write_atomically
+from fedfill.runs.shown import csv_text
 
 FOLDER = Path(__file__).parent
 FILE = FOLDER / "runs.csv"
@@ -100,11 +100,7 @@ def read() -> list[dict[str, Any]]:
 
 def write(lines: list[dict[str, Any]]) -> None:
     """All of them, in one step."""
-    text = io.StringIO()
-    table = csv.DictWriter(text, COLUMNS, lineterminator="\n")
-    table.writeheader()
-    table.writerows(lines)
-    write_atomically(FILE, text.getvalue().encode())
+    write_atomically(FILE, csv_text(COLUMNS, ([line[name] for name in COLUMNS] for line in lines)).encode())
 
 
 def chosen(lines: list[dict[str, Any]], partition: str, algorithm: str, head: str) -> list[dict[str, Any]]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +11,7 @@ import numpy as np
 
 from fedfill.errors import FedfillError
 from fedfill.runs.directory import write_atomically
+from fedfill.runs.shown import csv_text
 
 COLUMNS = ("curve", "time", "at_risk", "events", "survival", "se", "low", "high")
 """Of the table."""
@@ -86,19 +85,17 @@ def write_curves(curves: Sequence[StepCurve], path: Path, title: str, level: flo
 
 def table(curves: Sequence[StepCurve]) -> str:
     """The curves as CSV, one row for each time, and a first row at time 0."""
-    text = io.StringIO()
-    rows = csv.writer(text, lineterminator="\n")
-    rows.writerow(COLUMNS)
+    rows: list[Sequence[object]] = []
     for curve in curves:
         first = curve.at_risk[0] if curve.at_risk else ""
-        rows.writerow([curve.label, 0, first, 0 if curve.events else "", 1, *([0, 1, 1] if curve.se else ["", "", ""])])
+        rows.append([curve.label, 0, first, 0 if curve.events else "", 1, *([0, 1, 1] if curve.se else ["", "", ""])])
         for k, time in enumerate(curve.times):
             cells = [
                 f"{values[k]:.10g}" if values else ""
                 for values in (curve.at_risk, curve.events, curve.survival, curve.se, curve.low, curve.high)
             ]
-            rows.writerow([curve.label, f"{time:.10g}", *cells])
-    return text.getvalue()
+            rows.append([curve.label, f"{time:.10g}", *cells])
+    return csv_text(COLUMNS, rows)
 
 
 def picture(curves: Sequence[StepCurve], path: Path, title: str, level: float) -> None:

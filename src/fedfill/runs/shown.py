@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
@@ -70,6 +72,21 @@ def latex(text: str) -> str:
 def markdown(text: str) -> str:
     """Text as Markdown shows it, in a cell too."""
     return _MARKS.sub(lambda match: f"\\{match[0]}", one_line(text))
+
+
+def csv_text(header: Iterable[object], rows: Iterable[Iterable[object]]) -> str:
+    """A table as CSV.
+
+    Args:
+        header: Of the columns.
+        rows: Their cells.
+
+    Returns:
+        A line for the header and one for each row, each with its end.
+    """
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([header, *rows])
+    return text.getvalue()
 
 
 def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1) -> str:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import itertools
 import warnings
 from collections.abc import Mapping, Sequence
@@ -19,6 +17,7 @@ from fedfill.data.schema import Schema
 from fedfill.errors import FedfillError
 from fedfill.privacy.risk import WORDS, Risks, Rows, risks
 from fedfill.runs.directory import to_json, write_atomically, writing
+from fedfill.runs.shown import csv_text
 from fedfill.statistics.marginals import Table, workload_error
 from fedfill.streams import numpy_stream
 from fedfill.studies.assess import Real
@@ -247,12 +246,9 @@ def write_table(document: dict[str, Any], found: Assessed, schema: Schema, folde
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         table_picture(names, cells, found.made, found.real, found.likeness.error, folder / "measures.png", title)
-    text = io.StringIO()
-    lines = csv.writer(text, lineterminator="\n")
-    lines.writerow(COLUMNS)
     like = found.likeness
     matrices = (like.error, like.columns_apart, like.test_rows, like.dependence, like.real_dependence)
-    for a, b in itertools.combinations(range(len(names)), 2):
-        lines.writerow([names[a], names[b], *(f"{matrix[a, b]:.10g}" for matrix in matrices)])
-    write_atomically(folder / "measures.csv", text.getvalue().encode())
+    pairs = itertools.combinations(range(len(names)), 2)
+    lines = ([names[a], names[b], *(f"{matrix[a, b]:.10g}" for matrix in matrices)] for a, b in pairs)
+    write_atomically(folder / "measures.csv", csv_text(COLUMNS, lines).encode())
     write_atomically(folder / "measures.json", to_json(document))

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from fedfill.data.natural import known_tables
 from fedfill.files import read_regular
 from fedfill.runs.directory import write_atomically
-from fedfill.runs.shown import NOTHING, markdown_table, size
+from fedfill.runs.shown import NOTHING, csv_text, markdown_table, size
 from fedfill.studies.benchmark import AREAS, NEAR, WORTH, Benchmark, central_and_local, difference, goals
 from fedfill.studies.comparison import Difference, Row
 
@@ -100,11 +100,12 @@ def write_files(found: Benchmark) -> None:
     parts = [markdown_table(HEADER, table_of(found), left=3), markdown_table(GOALS, goal_lines(found), left=2)]
     sets = "".join(f"* {name}: {known[name].title}. Label: {known[name].label}.\n" for name in found.rows)
     page = f"{parts[0]}\n{meanings(found)}\n\n{parts[1]}\n{sets}"
-    write_atomically(
-        found.directory / TABLE, _csv(("set", "model", "method", "seed", "epsilon", "figure", "value"), _figures(found))
-    )
-    header = ("set", "model", "method", "seed", "epsilon", "site", "test_rows", "auc", "accuracy")
-    write_atomically(found.directory / SITES, _csv(header, _sites(found)))
+    run = ("set", "model", "method", "seed", "epsilon")
+    for name, columns, lines in (
+        (TABLE, ("figure", "value"), _figures(found)),
+        (SITES, ("site", "test_rows", "auc", "accuracy"), _sites(found)),
+    ):
+        write_atomically(found.directory / name, csv_text(run + columns, lines).encode())
     write_atomically(found.directory / PAGE, page.encode())
 
 
@@ -145,11 +146,3 @@ def _sites(found: Benchmark) -> Iterator[Sequence[Any]]:
         for site, rows, area, accuracy in zip(*columns, strict=True):
             if rows:
                 yield (*key, site, rows, "" if area is None else area, accuracy)
-
-
-def _csv(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> bytes:
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(header)
-    writer.writerows(rows)
-    return text.getvalue().encode()

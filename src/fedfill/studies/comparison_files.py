@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import itertools
 import math
 from collections.abc import Iterable, Sequence
@@ -11,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from scipy import special
 
 from fedfill.runs.directory import write_atomically, writing
-from fedfill.runs.shown import NOTHING, latex, markdown, markdown_table
+from fedfill.runs.shown import NOTHING, csv_text, latex, markdown, markdown_table
 from fedfill.statistics.survival import FIGURES as SURVIVAL
 from fedfill.studies.comparison import ALIKE, RECORD, Comparison, Difference, record
 from fedfill.studies.comparison_table import Table, table_of
@@ -44,17 +42,9 @@ def write_files(comparison: Comparison) -> None:
     _draw(comparison)
 
 
-def _csv(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(header)
-    writer.writerows(rows)
-    return text.getvalue()
-
-
 def _tidy(comparison: Comparison) -> str:
     """One line for each run and figure, for any plotting program."""
-    return _csv(
+    return csv_text(
         ("algorithm", "seed", "figure", "value"),
         (
             (row.label, seed, name, result.summary[name])
@@ -84,12 +74,12 @@ def _table(comparison: Comparison) -> str:
                     low, high = str(mean - half), str(mean + half)
                 yield row.label, name, mean, "" if deviation is None else deviation, low, high, n
 
-    return _csv(("algorithm", "figure", "mean", "deviation", "low", "high", "n"), lines())
+    return csv_text(("algorithm", "figure", "mean", "deviation", "low", "high", "n"), lines())
 
 
 def _curves(comparison: Comparison) -> str:
     """One line for each run and round."""
-    return _csv(
+    return csv_text(
         ("algorithm", "seed", "round", *CURVES),
         (
             (row.label, seed, one["round"], *("" if one.get(name) is None else one[name] for name in CURVES))
@@ -117,7 +107,7 @@ def _pairs(comparison: Comparison) -> str:
                 if found is not None and wide is not None:
                     yield row.label, other.label, name, found.mean, *_ends(found), *_ends(wide), len(row.results)
 
-    return _csv(("algorithm", "other", "figure", "mean", "low", "high", "low_of_all", "high_of_all", "n"), lines())
+    return csv_text(("algorithm", "other", "figure", "mean", "low", "high", "low_of_all", "high_of_all", "n"), lines())
 
 
 def _ends(found: Difference) -> tuple[object, object]:

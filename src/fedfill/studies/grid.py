@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import itertools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,7 +15,7 @@ from fedfill.errors import DivergedError, FedfillError, checked, path_of
 from fedfill.experiment.loop import OnRound
 from fedfill.experiment.settings import Experiment
 from fedfill.runs.directory import read_toml, write_atomically, writing
-from fedfill.runs.shown import markdown_table, percent
+from fedfill.runs.shown import csv_text, markdown_table, percent
 from fedfill.studies.compare import Plan, carry_out, plan
 from fedfill.studies.comparison import Comparison
 from fedfill.studies.comparison_files import FIGURES
@@ -146,8 +144,9 @@ def run_grid(
         except DivergedError as error:  # a finding about this combination, which does not end the others
             diverged.append(f"{words}: {error}")
         cells.append(Cell(values, tuple(planned.asked), found))
+        header = [*values, "algorithm", "figure", "mean", "deviation", "n"]
         # after each, so that a grid that is stopped has its first figures
-        write_atomically(folder / TABLE, _csv(cells).encode())
+        write_atomically(folder / TABLE, csv_text(header, _lines(cells)).encode())
         write_atomically(folder / "grid.md", markdown(cells).encode())
     if len(diverged) == len(cells):
         raise DivergedError(f"grid: no run of any combination came to its end; {diverged[0]}")
@@ -196,26 +195,21 @@ def _check_folder(folder: Path) -> None:
         )
 
 
-def _csv(cells: Sequence[Cell]) -> str:
+def _lines(cells: Sequence[Cell]) -> Iterator[list[Any]]:
     """One line for each combination, row and figure; of a row that diverged one line, without a mean."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([*cells[0].values, "algorithm", "figure", "mean", "deviation", "n"])
     for cell in cells:
         values = cell.values.values()
         if cell.comparison is None:
-            writer.writerows([*values, label, FIGURES[0], "", "", 0] for label in cell.asked)
+            yield from ([*values, label, FIGURES[0], "", "", 0] for label in cell.asked)
             continue
         for row in cell.comparison.rows:
             if None in row.results:
-                writer.writerow([*values, row.label, FIGURES[0], "", "", len(row.finished)])
+                yield [*values, row.label, FIGURES[0], "", "", len(row.finished)]
                 continue
             for name in FIGURES:
                 mean, deviation = row.figure(name)
                 if mean is not None:
-                    found = [name, mean, "" if deviation is None else deviation, len(row.results)]
-                    writer.writerow([*values, row.label, *found])
-    return text.getvalue()
+                    yield [*values, row.label, name, mean, "" if deviation is None else deviation, len(row.results)]
 
 
 def markdown(cells: Sequence[Cell], figure: str = "accuracy") -> str:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +16,7 @@ from fedfill.data.inputs import Inputs, Reader, Records
 from fedfill.data.samples import normalise
 from fedfill.engines.local import processors
 from fedfill.errors import FedfillError
+from fedfill.runs.shown import csv_text
 from fedfill.statistics.survival import survival_of, total_hazard
 
 SURVIVAL = "survival at "
@@ -185,9 +184,8 @@ class Predictions:
 
     def to_csv(self, top: int = 1) -> str:
         """The text of `table`."""
-        text = io.StringIO()
-        csv.writer(text, lineterminator="\n").writerows(self.table(top))
-        return text.getvalue()
+        lines = self.table(top)
+        return csv_text(next(lines), lines)
 
 
 class Model(nn.Module):
