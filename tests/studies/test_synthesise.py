@@ -15,6 +15,7 @@ import fedfill
 from fedfill.algorithms.feddpgan import FedDPGAN
 from fedfill.data.samples import Samples
 from fedfill.data.synthetic import read
+from fedfill.runs.directory import read_toml
 from fedfill.studies import assess as assessment
 from fedfill.studies.measure import measure
 from fedfill.studies.synthesise import synthesise
@@ -121,7 +122,7 @@ def test_the_picture_has_the_nearest_images_below(place: Path, tmp_path: Path):
         ("gan", {"per_class": 10**9}, "per_class", ("found 1000000000", "100000")),
         ("gan", {"per_class": 2.5}, "per_class", ("found 2.5",)),
         ("gan", {"out": "made.npz"}, "out", ("made.npz", ".safetensors")),
-        ("gan", {"against": "digit"}, "data", ("'digit'", "digits")),
+        ("gan", {"against": "digit"}, "against", ("'digit'", "digits")),
         ("gan", {"against": "large"}, "against", ("[1, 12, 12]", "[1, 8, 8]")),
     ],
 )
@@ -266,8 +267,12 @@ def test_what_has_noise_does_not_tell_the_seed_that_its_noise_follows_from(
     made = synthesise(tmp_path / "run", out=tmp_path / "made.safetensors", per_class=2)
     model = fedfill.export(tmp_path / "run", to=tmp_path / "model")
     assert read(made.path).origin.seed == model.card["run"]["seed"] == told
+    # the digest is a function of every record: whoever guesses them would know from it whether all are right
+    digest = str(read_toml(tmp_path / "run" / "experiment.toml", "run")["digest"])
+    assert read(made.path).origin.digest == model.card["run"]["digest"] == (None if told is None else digest)
     for path in (made.path, tmp_path / "model" / "model.json"):
-        assert (b"4321" in path.read_bytes()) == (told is not None)
+        assert (b"4321" in path.read_bytes()) == (digest.encode() in path.read_bytes()) == (told is not None)
+    assert fedfill.export(tmp_path / "run", to=tmp_path / "model") == model  # the same run, without its digest
 
 
 def test_what_a_run_was_given_stands_in_its_own_account(place: Path, tmp_path: Path):

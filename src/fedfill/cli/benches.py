@@ -26,7 +26,10 @@ def bench(
         str | None, typer.Option(help="Tables, separated by commas. [default: all that are part of fedfill]")
     ] = None,
     methods: Annotated[
-        str | None, typer.Option(help="Methods of the benchmark, separated by commas. [default: all]")
+        str | None,
+        typer.Option(
+            help="Methods, separated by commas, also further personal ones. [default: those of every benchmark]"
+        ),
     ] = None,
     epsilon: Annotated[
         float | None,

@@ -43,7 +43,7 @@ class Origin:
             last part of that.
         image_size: To which that data set's images were brought; None: none.
         seed: Of the run; None where the run has noise, as that of a simulation follows from the seed.
-        digest: Of the run's experiment.
+        digest: Of the run's experiment; None where the run has noise, as it is a function of every record without noise.
         version: Of fedfill.
         per_class: How many of each class were asked for.
         epsilon: Of the whole run, for a record replaced by another of the same class; None: no guarantee.
@@ -57,7 +57,7 @@ class Origin:
     data: str
     image_size: int | None
     seed: int | None
-    digest: str
+    digest: str | None
     version: str
     per_class: int
     epsilon: float | None
@@ -192,7 +192,8 @@ def _origin(text: str, where: str) -> Origin:
     except (ValueError, TypeError, KeyError) as error:
         raise FedfillError(f"{where} has a header that is none of fedfill's; allowed: {ALLOWED}") from error
     kinds: dict[str, tuple[type, ...]] = {
-        "class_names": (tuple,), "image_size": (int, type(None)), "seed": (int, type(None)), "per_class": (int,), "delta": (float,),
+        "class_names": (tuple,), "image_size": (int, type(None)), "seed": (int, type(None)), "digest": (str, type(None)), "per_class": (int,),
+        "delta": (float,),
         "epsilon": (float, int, type(None)), "epsilon_added": (float, int, type(None)),
     }  # fmt: skip
     for field in fields(Origin):

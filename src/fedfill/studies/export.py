@@ -144,7 +144,7 @@ def _check_target(target: Path, saved: Saved, own: bool) -> None:
         raise FedfillError(
             f"to: {target} holds a model that can't be read ({error}); choose another folder or remove it"
         ) from error
-    if held.get("digest") != saved.card["run"]["digest"]:
+    if held.get("weights_sha256") != saved.card["run"]["weights_sha256"]:
         raise FedfillError(
             f"to: {target} holds the model of another run ({held.get('algorithm')} on {held.get('data')}, {held.get('rounds')} rounds); "
             "choose another folder or remove it"

@@ -19,6 +19,9 @@ from fedfill.experiment.summary import Result
 from fedfill.runs.directory import RunDirectory
 from fedfill.studies.run import reopen
 
+MOST = 100_000
+"""Samples of each class that may be asked for."""
+
 
 def require_global(place: RunDirectory, setting: str) -> None:
     """Refuse, before data are read, what has no global model or can't be prepared from its folder alone."""
@@ -99,6 +102,12 @@ def finished(
     """
     prepared = reopen(place, setting=setting, data_dir=data_dir, device=device)
     return prepared, recorded(prepared.digest, prepared.experiment.rounds, place, place.summary() or {})
+
+
+def require_count(per_class: object) -> None:
+    """Refuse what is no number of samples of each class, from 1 to `MOST`."""
+    if type(per_class) is not int or not 1 <= per_class <= MOST:
+        raise FedfillError(f"per_class: found {per_class!r}; allowed: a whole number from 1 to {MOST}")
 
 
 def made_by(

@@ -26,7 +26,7 @@ from fedfill.experiment.prepare import Prepared, divide
 from fedfill.runs.directory import RunDirectory, to_json, write_atomically, writing
 from fedfill.studies.assess import Real, assess, judged, one_thread, trained_on
 from fedfill.studies.assess_table import assess_table, require_rows, write_table
-from fedfill.studies.finished import account_of, finished, made_by, require_global, require_maker
+from fedfill.studies.finished import account_of, finished, made_by, require_count, require_global, require_maker
 
 
 @dataclass(frozen=True)
@@ -102,8 +102,8 @@ def measure(
         FedfillError: Where there is no finished run and no file that can be measured or can judge, or the two don't fit together.
     """
     path = path_of("subject", subject, "a run directory, what fedfill.run returned, or a file of fedfill.synthesise")
-    if per_class is not None and (type(per_class) is not int or per_class < 1):
-        raise FedfillError(f"per_class: found {per_class!r}; allowed: a whole number of at least 1")
+    if per_class is not None:
+        require_count(per_class)
     judges = None if oracle is None else RunDirectory(path_of("oracle", oracle, A_RUN))
     if synthetic.is_file(path.name) and not path.is_dir():
         if per_class is not None:

@@ -24,15 +24,13 @@ from fedfill.experiment.prepare import Prepared
 from fedfill.experiment.summary import Result
 from fedfill.runs.directory import RunDirectory, write_atomically, writing
 from fedfill.streams import derive
-from fedfill.studies.finished import account_of, finished, made_by, noisy, require_maker
+from fedfill.studies.finished import account_of, finished, made_by, noisy, require_count, require_maker
 from fedfill.synthesis.measures import nearest
 
 SHOWN = 10
 """Samples of each class in the picture."""
 EACH = 500
 """Samples of each class that are made."""
-MOST = 100_000
-"""Samples of each class that may be asked for."""
 
 
 @dataclass(frozen=True)
@@ -90,8 +88,8 @@ def synthesise(
         raise FedfillError(f"out: found {path}; allowed: a file that ends in {synthetic.SUFFIX} or {synthetic.TABLE}")
     if per_class is None and not as_table:
         per_class = EACH
-    if per_class is not None and (type(per_class) is not int or not 1 <= per_class <= MOST):
-        raise FedfillError(f"per_class: found {per_class!r}; allowed: a whole number from 1 to {MOST}")
+    if per_class is not None:
+        require_count(per_class)
     place = RunDirectory(path_of("directory", directory, A_RUN))
     require_maker(place, "synthesise")
     run, result = finished(place, "synthesise", data_dir, device)
@@ -127,6 +125,7 @@ def _origin(run: Prepared, result: Result, per_class: int) -> Origin:
     """How samples of a run were made: nothing of where it lies."""
     experiment, image_size = run.experiment, run.experiment.image_size
     account, name = account_of(experiment.model_dump(), result.summary, "these samples"), experiment.data
+    secret = noisy(result.summary)
     if synthetic.is_file(name):
         given = synthetic.read(synthetic.locate(name, experiment.data_dir)).origin
         name, image_size = given.data, given.image_size
@@ -135,9 +134,9 @@ def _origin(run: Prepared, result: Result, per_class: int) -> Origin:
         algorithm=experiment.algorithm,
         data=Path(name).name if is_place(name) else name,  # others need not know where it lay
         image_size=image_size,
-        # who knows the seed can draw the noise again, and take it off
-        seed=None if noisy(result.summary) else experiment.seed,
-        digest=run.digest,
+        # who knows the seed can draw the noise again, and take it off; the digest tells whether a guess at the records is right
+        seed=None if secret else experiment.seed,
+        digest=None if secret else run.digest,
         version=__version__,
         per_class=per_class,
         epsilon=account["epsilon"],
@@ -170,10 +169,13 @@ def _are_images(samples: Samples) -> bool:
 def _reference(against: str | Path, data_dir: str | Path | None, run: Prepared) -> Source:
     """The images that are shown beside: a data set by its name, or the one that lies in a folder."""
     folder, size = Path(against).expanduser(), run.experiment.image_size
-    if folder.is_dir():
-        source = sources.load(folder.resolve().name, folder.resolve().parent, size)
-    else:
-        source = sources.load(str(against), data_dir or run.experiment.data_dir, size)
+    try:
+        if folder.is_dir():
+            source = sources.load(folder.resolve().name, folder.resolve().parent, size)
+        else:
+            source = sources.load(str(against), data_dir or run.experiment.data_dir, size)
+    except FedfillError as error:
+        raise FedfillError(str(error).replace("data: ", "against: ", 1)) from None
     found, wanted = source.train.inputs, run.federation.test.inputs
     if found.shape[1:] != wanted.shape[1:] or found.dtype != wanted.dtype:
         raise FedfillError(
