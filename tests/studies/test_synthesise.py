@@ -273,6 +273,9 @@ def test_what_has_noise_does_not_tell_the_seed_that_its_noise_follows_from(
     for path in (made.path, tmp_path / "model" / "model.json"):
         assert (b"4321" in path.read_bytes()) == (digest.encode() in path.read_bytes()) == (told is not None)
     assert fedfill.export(tmp_path / "run", to=tmp_path / "model") == model  # the same run, without its digest
+    fedfill.run("fedgauss", out=tmp_path / "other", seed=8765, **more, **options)
+    with refused("to", "another run"):
+        fedfill.export(tmp_path / "other", to=tmp_path / "model")
 
 
 def test_what_a_run_was_given_stands_in_its_own_account(place: Path, tmp_path: Path):

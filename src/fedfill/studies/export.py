@@ -7,6 +7,7 @@ See `fedfill.studies.saved` for the files. Where they are asked for, ``model.pt2
 from __future__ import annotations
 
 import hashlib
+import json
 import shutil
 import tempfile
 from collections.abc import Mapping
@@ -144,7 +145,7 @@ def _check_target(target: Path, saved: Saved, own: bool) -> None:
         raise FedfillError(
             f"to: {target} holds a model that can't be read ({error}); choose another folder or remove it"
         ) from error
-    if held.get("weights_sha256") != saved.card["run"]["weights_sha256"]:
+    if held != json.loads(to_json(saved.card["run"])):  # all of it: the digest of a run with noise is not in it
         raise FedfillError(
             f"to: {target} holds the model of another run ({held.get('algorithm')} on {held.get('data')}, {held.get('rounds')} rounds); "
             "choose another folder or remove it"
