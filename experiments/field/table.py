@@ -177,7 +177,7 @@ def draw(lines: list[dict[str, Any]]) -> None:
             axes.annotate(name, trained[name], fontsize=7, xytext=(4, -3), textcoords="offset points")
         if central := accuracies(chosen(lines, partition, "central", "trained")):
             axes.axhline(fmean(central), color="0.6", linewidth=1, linestyle="--")
-        axes.set(title=PARTITIONS[partition], xlabel="MB up and down, all clients", xscale="log")
+        axes.set(title=PARTITIONS[partition], xlabel="MB up and down, all clients", xscale="log", xlim=(0.2, 800))
     first = panels[0][0]
     first.set_ylabel("accuracy on the test set, %")
     first.plot([], [], "C0x", label="as trained, or as sent")
