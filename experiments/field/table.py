@@ -132,7 +132,7 @@ def spread(values: list[float], signed: bool = False) -> str:
 
 
 def show(lines: list[dict[str, Any]]) -> None:
-    """One table for each partition, methods by their accuracy with the head from sums."""
+    """One table for each partition, methods by their accuracy as trained, or as sent."""
     parts = []
     for partition, words in PARTITIONS.items():
         names = dict.fromkeys(line["algorithm"] for line in lines if line["partition"] == partition)

@@ -19,7 +19,7 @@ def main() -> None:
     if len(sys.argv) != 2:
         raise SystemExit("usage: python experiments/natural/personal.py NATURAL.CSV")
     found = pd.read_csv(sys.argv[1])
-    found = found[found["model"].isin(("mlp", "features"))]
+    found["method"] += found["model"].map({"linear": ", linear"}).fillna("")
     areas = {name: part.pivot_table("value", ["set", "seed"], "method") for name, part in found.groupby("figure")}
     seconds, tables = areas["seconds"].mean(), found["set"].nunique()
     print(f"{tables} tables, seeds {', '.join(map(str, sorted(found['seed'].unique())))}\n")
