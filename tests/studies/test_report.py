@@ -22,7 +22,7 @@ import fedfill
 from fedfill.experiment.prepare import arrange
 from fedfill.runs import directory
 from fedfill.studies.comparison import read_comparison
-from fedfill.studies.grid import Cell, _csv
+from fedfill.studies.grid import Cell, table
 from fedfill.studies.report import LIMIT, page
 from fedfill.studies.reporting.again import compare_again, run_again
 from fedfill.studies.reporting.parts import gather, read_trial
@@ -420,7 +420,7 @@ def test_a_grid_has_its_table_first(tmp_path: Path) -> None:
         folder = comparison_folder(grid / f"partition={partition}", dict(zip(("fedavg", "local"), shares, strict=True)))
         found = read_comparison(folder)
         cells.append(Cell({"partition": partition}, tuple(row.label for row in found.rows), found))
-    (grid / "grid.csv").write_text(_csv(cells))
+    (grid / "grid.csv").write_text(table(cells))
     found = made(tmp_path, grid)
     assert "A grid over partition: 2 comparisons." in found.headline
     assert "Highest on everyone's test set: fedavg in 1, local in 1." in found.text

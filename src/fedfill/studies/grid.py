@@ -144,9 +144,8 @@ def run_grid(
         except DivergedError as error:  # a finding about this combination, which does not end the others
             diverged.append(f"{words}: {error}")
         cells.append(Cell(values, tuple(planned.asked), found))
-        header = [*values, "algorithm", "figure", "mean", "deviation", "n"]
         # after each, so that a grid that is stopped has its first figures
-        write_atomically(folder / TABLE, csv_text(header, _lines(cells)).encode())
+        write_atomically(folder / TABLE, table(cells).encode())
         write_atomically(folder / "grid.md", markdown(cells).encode())
     if len(diverged) == len(cells):
         raise DivergedError(f"grid: no run of any combination came to its end; {diverged[0]}")
@@ -193,6 +192,18 @@ def _check_folder(folder: Path) -> None:
             f"out: {folder} is not empty and holds no grid ({strangers[0]} lies there); choose a folder that is new or holds "
             "this grid"
         )
+
+
+def table(cells: Sequence[Cell]) -> str:
+    """The text of the file `TABLE`.
+
+    Args:
+        cells: At least one.
+
+    Returns:
+        One line for each combination, row and figure, below a header.
+    """
+    return csv_text([*cells[0].values, "algorithm", "figure", "mean", "deviation", "n"], _lines(cells))
 
 
 def _lines(cells: Sequence[Cell]) -> Iterator[list[Any]]:
