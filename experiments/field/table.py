@@ -8,6 +8,7 @@ folders the figures there are shown again, in ``README.md`` and ``bytes.png``.
 from __future__ import annotations
 
 import csv
+import functools
 import json
 import re
 import sys
@@ -69,6 +70,7 @@ def collected(runs: Path) -> Iterator[dict[str, Any]]:
             yield dict(zip(COLUMNS, map(str, values), strict=True))
 
 
+@functools.cache
 def asked() -> list[str]:
     """The algorithms as the grids' files name them, in their order."""
     return [name for file in GRIDS for name in read_toml(FOLDER / file, "grid")["algorithms"]]
@@ -147,7 +149,9 @@ def show(lines: list[dict[str, Any]]) -> None:
             cells = [f"`{name}`"]
             for head in HEADS:
                 runs, base = found[name][head], found[BASELINE][head]
-                apart = [a - b for a, b in zip(accuracies(runs), accuracies(base), strict=False)]
+                of_seed = {run["seed"]: accuracy for run, accuracy in zip(base, accuracies(base), strict=True)}
+                pairs = zip(runs, accuracies(runs), strict=True)
+                apart = [accuracy - of_seed[run["seed"]] for run, accuracy in pairs if run["seed"] in of_seed]
                 rate = runs[0]["learning_rate"] or "–" if runs else "–"
                 cells += [spread(accuracies(runs)), rate, "" if name == BASELINE else spread(apart, signed=True)]
             runs = found[name]["trained"]

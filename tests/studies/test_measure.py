@@ -250,6 +250,12 @@ def test_slips(made: Path, run: str, oracle: str, setting: str, facts: tuple[str
     assert sorted(made.rglob("*")) == before
 
 
+@pytest.mark.parametrize("per_class", [0, -1, 100_001, 10**15, 2.0, True])
+def test_so_many_of_each_class_can_not_be_asked_for(made: Path, per_class: int):
+    with refused("per_class", str(per_class), "from 1 to 100000"):
+        measure(made / "zda", per_class=per_class)
+
+
 @pytest.mark.parametrize(("which", "word"), [("zda", "measure"), ("oracle", "oracle")])
 def test_unfinished_runs_deployments_and_other_versions(place: Path, which: str, word: str):
     def slips(*facts: object) -> None:

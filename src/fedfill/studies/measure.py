@@ -87,7 +87,7 @@ def measure(
         subject: The run directory, what `fedfill.run` returned, or the file; of a table with a schema a ``.parquet`` file.
         oracle: Another run directory, on the same data; its final global model judges the samples. None: nobody does, and all
             other figures are the same. Not of a table.
-        per_class: Of a run, so many of each class; None: those that its picture shows. Not of a table.
+        per_class: Of a run, so many of each class, from 1 to 100,000; None: those that its picture shows. Not of a table.
         ceiling: Whether the classifier that is trained on the samples is trained on real ones as well, for comparison; of a table
             it always is.
         data_dir: Another folder with the same data.

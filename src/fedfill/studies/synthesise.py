@@ -175,7 +175,8 @@ def _reference(against: str | Path, data_dir: str | Path | None, run: Prepared) 
         else:
             source = sources.load(str(against), data_dir or run.experiment.data_dir, size)
     except FedfillError as error:
-        raise FedfillError(str(error).replace("data: ", "against: ", 1)) from None
+        words = str(error)  # of the setting that names a run's data, where it is about the name
+        raise FedfillError(f"against{words[4:]}" if words.startswith("data:") else words) from None
     found, wanted = source.train.inputs, run.federation.test.inputs
     if found.shape[1:] != wanted.shape[1:] or found.dtype != wanted.dtype:
         raise FedfillError(
