@@ -30,7 +30,9 @@ COLUMNS = (
     "partition", "algorithm", "learning_rate", "seed", "head", "validation", "accuracy", "megabytes", "seconds",
 )  # fmt: skip
 BASELINE = "fedavg"
-GRIDS = ("trained.toml", "sums.toml")
+NORMALISED = "cnn2bn"
+"""The network of methods that need batch norm, which stands in their names; all others have one network."""
+GRIDS = ("trained.toml", "sums.toml", "normalised.toml")
 
 
 def main() -> None:
@@ -53,8 +55,9 @@ def collected(runs: Path) -> Iterator[dict[str, Any]]:
         raise SystemExit(f"{runs}: no finished run of a grid")
     for path in finished:
         summary, last = json.loads(path.read_bytes()), RunDirectory(path.parent).rounds()[-1]
-        rate = read_toml(path.parent / "experiment.toml", "run")["settings"].get("learning_rate", "")
-        rate = rate if summary["algorithm"] in rated() else ""
+        document = read_toml(path.parent / "experiment.toml", "run")
+        name = with_network(summary["algorithm"], document["model"])
+        rate = document["settings"].get("learning_rate", "") if asked()[name] else ""
         sent = summary["bytes_up"] + summary["bytes_down"]
         of_head = sum(summary["bytes_by_handler"].get("head_sums", {}).values())
         found = [("ccvr" if of_head else "trained", last["validation_by_client"], last["accuracy"], sent)]
@@ -64,21 +67,32 @@ def collected(runs: Path) -> Iterator[dict[str, Any]]:
         for head, shares, accuracy, much in found:
             judged = over_records(shares, summary["validation_samples"])
             values = (
-                summary["partition"], summary["algorithm"], rate, summary["seed"], head, round(judged, 6), accuracy,
+                summary["partition"], name, rate, summary["seed"], head, round(judged, 6), accuracy,
                 round(much / 1e6, 3), round(summary["seconds"], 1),
             )  # fmt: skip
             yield dict(zip(COLUMNS, map(str, values), strict=True))
 
 
 @functools.cache
-def asked() -> list[str]:
-    """The algorithms as the grids' files name them, in their order."""
-    return [name for file in GRIDS for name in read_toml(FOLDER / file, "grid")["algorithms"]]
+def asked() -> dict[str, bool]:
+    """What the grids' files name, in their order, and whether the learning rate is chosen."""
+    found = {}
+    for file in GRIDS:
+        grid = read_toml(FOLDER / file, "grid")
+        for text in grid["algorithms"]:
+            name = with_network(re.split("[:|]", text)[0], grid["options"].get("model", ""))
+            found[name] = "learning_rate" in text
+    return found
 
 
-def rated() -> set[str]:
-    """The algorithms whose learning rate is chosen."""
-    return {re.split("[:|]", name)[0] for name in asked() if "learning_rate" in name}
+def with_network(algorithm: str, model: str) -> str:
+    """A method's name in the table."""
+    return f"{algorithm}, {NORMALISED}" if model == NORMALISED else algorithm
+
+
+def baseline_of(name: str) -> str:
+    """FedAvg on the same network."""
+    return with_network(BASELINE, name.partition(", ")[2])
 
 
 def over_records(shares: Iterable[float | None], samples: Iterable[int]) -> float:
@@ -89,8 +103,7 @@ def over_records(shares: Iterable[float | None], samples: Iterable[int]) -> floa
 
 def place(line: dict[str, Any]) -> tuple[Any, ...]:
     """Where a line stands in the file."""
-    names = [re.split("[:|]", name)[0] for name in asked()]
-    partition, algorithm = list(PARTITIONS).index(line["partition"]), names.index(line["algorithm"])
+    partition, algorithm = list(PARTITIONS).index(line["partition"]), list(asked()).index(line["algorithm"])
     return partition, algorithm, float(line["learning_rate"] or 0), int(line["seed"]), line["head"] != "trained"
 
 
@@ -141,6 +154,7 @@ def show(lines: list[dict[str, Any]]) -> None:
         found = {name: {head: chosen(lines, partition, name, head) for head in HEADS} for name in names}
         if BASELINE not in found:
             continue
+        bases = {name: found[baseline_of(name)] for name in found}
         header = [
             "method", *(f"{text} | learning rate | − `{BASELINE}`" for text in HEADS.values()), "MB", "seconds"
         ]  # fmt: skip
@@ -148,12 +162,16 @@ def show(lines: list[dict[str, Any]]) -> None:
         for name in sorted(found, key=lambda name: -fmean(accuracies(found[name]["trained"]) or [0])):
             cells = [f"`{name}`"]
             for head in HEADS:
-                runs, base = found[name][head], found[BASELINE][head]
+                runs, base = found[name][head], bases[name][head]
                 of_seed = {run["seed"]: accuracy for run, accuracy in zip(base, accuracies(base), strict=True)}
                 pairs = zip(runs, accuracies(runs), strict=True)
                 apart = [accuracy - of_seed[run["seed"]] for run, accuracy in pairs if run["seed"] in of_seed]
                 rate = runs[0]["learning_rate"] or "–" if runs else "–"
-                cells += [spread(accuracies(runs)), rate, "" if name == BASELINE else spread(apart, signed=True)]
+                cells += [
+                    spread(accuracies(runs)),
+                    rate,
+                    "" if name == baseline_of(name) else spread(apart, signed=True),
+                ]
             runs = found[name]["trained"]
             cells += [f"{fmean(float(run[figure]) for run in runs):.0f}" for figure in ("megabytes", "seconds")]
             parts[-1] += f"\n| {' | '.join(cells)} |"
