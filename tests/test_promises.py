@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from tests.helpers import scripted
-from typer.core import TyperGroup
+from typer.core import TyperCommand
 from typer.testing import CliRunner
 
 import fedfill
@@ -39,7 +39,9 @@ def interrupted(run: Path, patch: Patch) -> None:
     def interrupt(*args: Any) -> None:
         raise KeyboardInterrupt
 
-    patch.setattr(TyperGroup, "invoke", interrupt)
+    patch.setattr(TyperCommand, "invoke", interrupt)
+    other = CliRunner().invoke(app, ["predict", "model", "photo.png"])
+    assert (other.exit_code, other.stderr) == (130, "fedfill: stopped\n")  # nothing that could go on
     result = CliRunner().invoke(app, ["run", "fedavg"])
     assert result.exit_code == 130
     raise RuntimeError(result.stderr.strip())

@@ -26,6 +26,10 @@ from fedfill.cli.use import describe, export, predict
 from fedfill.errors import FedfillError
 from fedfill.runs.progress import err
 
+RESUMED = {"study", "run", "resume", "compare", "grid", "bench", "reproduce", "deploy"}
+"""Commands that train, and keep what is finished."""
+KEPT = "finished rounds are kept, and the same command with the same --out or 'fedfill resume' goes on from there"
+
 
 class Sentences(GroupedGroup):
     """Answers a user's slip with one sentence and exit code 2, and Ctrl-C with a word on what is kept and code 130."""
@@ -38,10 +42,8 @@ class Sentences(GroupedGroup):
             err.print(f"fedfill: {error}", soft_wrap=True)
             raise typer.Exit(2) from None
         except KeyboardInterrupt:
-            err.print(
-                "fedfill: stopped; finished rounds are kept, and the same command with the same --out or 'fedfill resume' goes on from there",
-                soft_wrap=True,
-            )
+            kept = f"; {KEPT}" if ctx.invoked_subcommand in RESUMED else ""
+            err.print(f"fedfill: stopped{kept}", soft_wrap=True)
             raise typer.Exit(130) from None
 
 
