@@ -12,7 +12,7 @@ import functools
 import json
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -38,8 +38,8 @@ GRIDS = ("trained.toml", "sums.toml", "normalised.toml")
 def main() -> None:
     """Collect where folders of runs are named, then show."""
     if folders := sys.argv[1:]:
-        write(sorted((line for folder in folders for line in collected(Path(folder))), key=place))
-    lines = read()
+        write(FILE, COLUMNS, sorted((line for folder in folders for line in collected(Path(folder))), key=place))
+    lines = read(FILE)
     show(lines)
     draw(lines)
 
@@ -107,15 +107,25 @@ def place(line: dict[str, Any]) -> tuple[Any, ...]:
     return partition, algorithm, float(line["learning_rate"] or 0), int(line["seed"]), line["head"] != "trained"
 
 
-def read() -> list[dict[str, Any]]:
-    """The stored figures."""
-    with FILE.open(newline="") as file:
-        return list(csv.DictReader(file))
+def read(file: Path) -> list[dict[str, str]]:
+    """Stored figures."""
+    with file.open(newline="") as lines:
+        return list(csv.DictReader(lines))
 
 
-def write(lines: list[dict[str, Any]]) -> None:
+def write(file: Path, columns: Sequence[str], lines: Iterable[dict[str, Any]]) -> None:
     """All of them, in one step."""
-    write_atomically(FILE, csv_text(COLUMNS, ([line[name] for name in COLUMNS] for line in lines)).encode())
+    write_atomically(file, csv_text(columns, ([line[name] for name in columns] for line in lines)).encode())
+
+
+def between(script: str, text: str) -> None:
+    """Put what a script has to show into the page, between its two comments."""
+    page = FOLDER / "README.md"
+    before, begin, rest = page.read_text().partition(f"<!-- figures: written by {script} -->")
+    if not begin:
+        raise SystemExit(f"{page}: no place for the figures of {script}")
+    _, end, after = rest.partition("<!-- end of figures -->")
+    write_atomically(page, (before + begin + "\n" + text + "\n" + end + after).encode())
 
 
 def chosen(lines: list[dict[str, Any]], partition: str, algorithm: str, head: str) -> list[dict[str, Any]]:
@@ -175,11 +185,7 @@ def show(lines: list[dict[str, Any]]) -> None:
             runs = found[name]["trained"]
             cells += [f"{fmean(float(run[figure]) for run in runs):.0f}" for figure in ("megabytes", "seconds")]
             parts[-1] += f"\n| {' | '.join(cells)} |"
-    page = FOLDER / "README.md"
-    begin, end = "<!-- figures: written by table.py -->", "<!-- end of figures -->"
-    before, _, rest = page.read_text().partition(begin)
-    _, _, after = rest.partition(end)
-    write_atomically(page, (before + begin + "\n" + "\n\n".join(parts) + "\n" + end + after).encode())
+    between("table.py", "\n\n".join(parts))
 
 
 def draw(lines: list[dict[str, Any]]) -> None:
