@@ -265,7 +265,7 @@ def test_a_schema_that_is_not_sound_is_a_sentence(old: str, new: str, facts: lis
         ({"sex": ["f", None, "m", "m", "m"]}, ["sex", "1 empty", "missing = false"]),
         ({"died": ["no", "yes", "perhaps", "no", "no"]}, ["died", "perhaps", "row 3", "no, yes"]),
         ({"died": ["no", "yes", None, "no", "no"]}, ["died", "row 3", "no, yes"]),
-        ({"hospital": ["north", None, "north", "south", "north"]}, ["domain", "1 empty"]),
+        ({"hospital": ["north", None, "north", "south", "north"]}, ["hospital", "1 empty"]),
     ],
 )
 def test_a_table_that_does_not_fit_is_a_sentence(change: dict[str, Any], facts: list[str], tmp_path: Path) -> None:

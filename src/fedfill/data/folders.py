@@ -68,7 +68,7 @@ def _from_folder(name: str, folder: Path, one_of_many: bool, size: int | None, s
         if size is not None:
             raise FedfillError(f"image_size: found {size}, but '{tables[0]}' is a table and holds no images")
         log.info("reading %s", name)
-        train, test, columns, note = read_tables(*tables, where, schema)
+        train, test, columns, note = read_tables(*tables, where, schema, sited=not one_of_many)
         everyone = sys.maxsize if one_of_many else None
         return fitted(source_of(name, where, train, test, everyone=everyone), columns, note)
     folder = descend(folder, where)

@@ -14,7 +14,7 @@ from fedfill.data.cells import DOMAIN_COLUMN, LABEL, is_number
 from fedfill.data.columns import Columns
 from fedfill.data.dataset import Part, Source, join, label_array, source_of, together, too_few
 from fedfill.data.schema import Schema
-from fedfill.data.tables import fitted, of_tables, sound
+from fedfill.data.tables import fitted, note_of, of_tables, part_by, sound
 from fedfill.errors import FedfillError, first_line, shown
 
 FILES = (Path("table"), Path("test table"))
@@ -63,46 +63,56 @@ def from_frames(
     Raises:
         FedfillError: Where the tables don't fit together, or one can't be read.
     """
-    if schema is not None:
-        data = _prepared(data, schema, "data")
     if isinstance(data, list):
         wheres = [f"data of client {client}" for client in range(len(data))]
-        pairs = [_pair(item, where) for item, where in zip(data, wheres, strict=True)]
-        return _by_client(pairs, wheres, name, class_names, schema)
+        return _by_client(data, wheres, name, class_names, schema)
     if isinstance(data, dict):
         wheres = [f"data of domain '{domain}'" for domain in data]
-        pairs = [_pair(item, where) for item, where in zip(data.values(), wheres, strict=True)]
-        parts, columns, note = _read(pairs, wheres, class_names, schema)
+        parts, columns, note = _parts([*data.values()], wheres, class_names, schema)
         domains = [str(domain).strip() for domain in data]
         if twice := next((domain for domain in domains if domains.count(domain) > 1), None):
             raise FedfillError(f"data: the domain '{twice}' is there twice")
         return fitted(join(name, "data", dict(zip(domains, parts, strict=True))), columns, note)
-    ((train, test),), columns, note = _read([_pair(data, "data")], ["data"], class_names, schema, domains=True)
+    ((train, test),), columns, note = _parts([data], ["data"], class_names, schema, domains=True)
     return fitted(source_of(name, "data", train, test), columns, note)
 
 
-def _prepared(data: Any, schema: Schema, where: str) -> Any:
-    """Tables, alone or in tuples, lists and dicts, prepared by their schema, which names the target."""
-    if isinstance(data, dict):
-        return {name: _prepared(item, schema, f"data of domain '{name}'") for name, item in data.items()}
-    if isinstance(data, list):
-        return [_prepared(item, schema, f"data of client {k}") for k, item in enumerate(data)]
-    if isinstance(data, tuple) and len(data) == 2 and all(map(is_frame, data)):
-        return tuple(_prepared(item, schema, where) for item in data)
-    if not is_frame(data):
+def _parts(
+    data: Sequence[Any],
+    wheres: Sequence[str],
+    class_names: Sequence[str] | None,
+    schema: Schema | None,
+    domains: bool = False,
+) -> tuple[list[tuple[Part, Part | None]], Columns, str]:
+    """The parts of each table, or of each with its test table; with their columns and a sentence on these."""
+    items = list(zip(data, wheres, strict=True))
+    if schema is None:
+        return _read([_pair(item, where) for item, where in items], wheres, class_names, domains)
+    return [_by_schema(item, where, schema, domains) for item, where in items], schema.encoding(), note_of(schema)
+
+
+def _by_schema(data: Any, where: str, schema: Schema, domains: bool) -> tuple[Part, Part | None]:
+    """The parts of a table, alone or with its test table, whose columns were agreed on before."""
+    pair = data if isinstance(data, tuple) and len(data) == 2 else (data,)
+    if not all(map(is_frame, pair)):
         raise FedfillError(f"{where}: found {shown(data)} with a schema; allowed: a table, or (table, test table)")
-    return schema.prepared(as_arrow(data, where), where)
+    parts = []
+    for frame, place in zip(pair, (where, f"{where}, test set"), strict=False):
+        if not len(table := as_arrow(frame, place)):
+            raise FedfillError(f"{place}: found a table without rows; allowed: one row or more")
+        parts.append(part_by(schema, table, place, sited=domains))
+    return parts[0], parts[1] if len(parts) > 1 else None
 
 
 def _by_client(
-    pairs: Sequence[tuple[Any, Any]],
+    data: Sequence[Any],
     wheres: Sequence[str],
     name: str,
     class_names: Sequence[str] | None,
     schema: Schema | None,
 ) -> list[Source]:
     """One source for each client, scaled alike."""
-    parts, columns, note = _read(pairs, wheres, class_names, schema)
+    parts, columns, note = _parts(data, wheres, class_names, schema)
     everyone = sum(len(part.samples) for pair in parts for part in pair if part is not None)
     raw = [source_of(name, where, *pair, everyone=everyone) for where, pair in zip(wheres, parts, strict=True)]
     if not any(len(source.test) for source in raw):
@@ -166,8 +176,7 @@ def _read(
     pairs: Sequence[tuple[Any, Any]],
     wheres: Sequence[str],
     class_names: Sequence[str] | None,
-    schema: Schema | None = None,
-    domains: bool = False,
+    domains: bool,
 ) -> tuple[list[tuple[Part, Part | None]], Columns, str]:
     """The parts of each table, read as one table, in their own units; with their columns and a sentence on these."""
     trains = [train for train, _ in pairs]
@@ -177,9 +186,9 @@ def _read(
     files = FILES[: len(joined)]
     tables = [sound(table, file) for table, file in zip(joined, files, strict=True)]
     try:
-        train, test, columns, note = of_tables(tables, files, "data", class_names, schema)
+        train, test, columns, note = of_tables(tables, files, "data", class_names)
     except FedfillError:
-        if len(pairs) > 1 and schema is None:
+        if len(pairs) > 1:
             _name_the_one(pairs, wheres, class_names)
         raise
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from datetime import date
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -20,10 +19,11 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor
 
-from fedfill.data.cells import DOMAIN_COLUMN, LABEL, as_word, empty_cell
+from fedfill.data.cells import as_word, empty_cell
 from fedfill.data.columns import Columns
 from fedfill.data.schema_columns import MISSING, OTHER, Codes, Column
 from fedfill.data.schema_target import Target
+from fedfill.data.schema_text import text_of
 from fedfill.errors import FedfillError, did_you_mean, first_line, shown
 from fedfill.files import read_regular
 
@@ -88,15 +88,7 @@ class Schema:
 
     def toml(self) -> str:
         """The schema as text of a TOML file."""
-        lines = [f"site = {_toml(self.site)}", ""] if self.site is not None else []
-        tables = {"target": self.target, **{f"columns.{_key(name)}": column for name, column in self.columns.items()}}
-        for head, part in tables.items():
-            lines += [
-                f"[{head}]",
-                *(f"{k} = {_toml(v)}" for k, v in part.model_dump(exclude_defaults=True).items()),
-                "",
-            ]
-        return "\n".join(lines)
+        return text_of(self.site, self.target, self.columns)
 
     def codes(self, table: Any, where: str) -> Codes:
         """The cells of a table's rows.
@@ -116,19 +108,18 @@ class Schema:
             found.append(self._labels(table, where))
         return np.stack(found, axis=1)
 
-    def prepared(self, table: Any, where: str, labelled: bool = True) -> Any:
-        """A table without empty cells, as `encoding` reads it.
+    def prepared(self, table: Any, where: str) -> Any:
+        """The columns that are learned from without empty cells, as `encoding` reads them.
 
         Numbers, dates and positions of ordered words lie within their bounds, with the middle (or the public mean) for an empty cell
         and a column of 1 and 0 beside it; a category has one of its words, `OTHER` or `MISSING`.
 
         Args:
-            table: An Arrow table with all columns of the schema.
+            table: An Arrow table with these columns.
             where: The beginning of an error's sentence.
-            labelled: Whether the target and the site are read, too.
 
         Returns:
-            An Arrow table; the target is called ``label``, the site ``domain``. A number is brought from its bounds to -1..1.
+            An Arrow table.
 
         Raises:
             FedfillError: As for `codes`.
@@ -142,15 +133,60 @@ class Schema:
                 continue
             found[name] = np.nan_to_num(values, nan=column.scaling[0])
             if column.missing:
-                found[_indicator(name)] = np.isnan(values)
-        if labelled and self.target.kind == "number":
-            found[LABEL] = self.target.numbers(_cells(table, self.target.column, where), where)
-        elif labelled:
-            found[LABEL] = [self.target.classes[label] for label in self._labels(table, where)]
-        if labelled and self.site is not None:
-            sites = _cells(table, self.site, where)
-            found[DOMAIN_COLUMN] = [None if empty_cell(cell) else as_word(cell) for cell in sites]
+                found[self.indicators[name]] = np.isnan(values)
         return pa.table(found)
+
+    def labels(self, table: Any, where: str) -> NDArray[np.int64] | NDArray[np.float32]:
+        """The target of a table's rows.
+
+        Args:
+            table: An Arrow table with the columns of the target.
+            where: The beginning of an error's sentence.
+
+        Returns:
+            ``[n]``: positions in the target's classes; of a number what it is between -1 and 1, its bounds.
+
+        Raises:
+            FedfillError: Where a column is missing, or holds what the target does not allow.
+        """
+        if self.target.kind == "number":
+            return self.target.numbers(_cells(table, self.target.column, where), where).astype(np.float32)
+        return self._labels(table, where)
+
+    def sites(self, table: Any, where: str) -> NDArray[np.str_] | None:
+        """Where a table's rows come from.
+
+        Args:
+            table: An Arrow table with the column of the site.
+            where: The beginning of an error's sentence.
+
+        Returns:
+            ``[n]`` names without blanks around them; None where the schema has no such column.
+
+        Raises:
+            FedfillError: Where the column is missing, or a cell is empty.
+        """
+        if self.site is None:
+            return None
+        names = ["" if empty_cell(cell) else as_word(cell).strip() for cell in _cells(table, self.site, where)]
+        if empty := names.count(""):
+            raise FedfillError(
+                f"{where}: column '{self.site}' has {empty:,} empty cell{'s' if empty > 1 else ''}, and says where a row comes from; "
+                "fill them or leave their rows out"
+            )
+        return np.array(names)
+
+    @cached_property
+    def indicators(self) -> dict[str, str]:
+        """By name of a number whose cells may be empty what the input beside it is called, which is 1 where one is: as no column is."""
+        found: dict[str, str] = {}
+        for name, column in self.columns.items():
+            if column.missing and not column.is_words:
+                called = f"{name} is missing"
+                while called in self.columns or called in found.values():
+                    called = f"({called})"
+                found[name] = called
+        return found
 
     def encoding(self) -> Columns:
         """How `prepared` rows become inputs: numbers by their public bounds or a public mean and deviation, and each word an input.
@@ -163,7 +199,7 @@ class Schema:
             if not column.is_words:
                 numbers[name] = column.scaling
                 if column.missing:
-                    numbers[_indicator(name)] = 0.0, 1.0
+                    numbers[self.indicators[name]] = 0.0, 1.0
         words = {
             name: (*column.values, OTHER, *([MISSING] if column.missing else []))
             for name, column in self.columns.items()
@@ -265,7 +301,7 @@ class Schema:
             # float32 may have moved a whole number, or the first of a bin, by its last digits
             numbers = np.round(numbers) if column.whole else numbers + (high - low) * 1e-6
             if column.missing:
-                numbers[values[:, places[_indicator(name)]] > 0.5] = np.nan
+                numbers[values[:, places[self.indicators[name]]] > 0.5] = np.nan
             yield np.clip(numbers, low, high)
 
     def _labels(self, table: Any, where: str) -> Codes:
@@ -345,23 +381,3 @@ def _coded(column: Column, values: NDArray[Any]) -> Codes:
         return column.codes(values)
     order = {word: k for k, word in enumerate((*column.values, OTHER, MISSING))}
     return np.array([order[word] for word in values], dtype=np.int64)
-
-
-def _indicator(name: str) -> str:
-    """What the column is called that is 1 where another has an empty cell."""
-    return f"{name} is missing"
-
-
-def _key(name: str) -> str:
-    return name if name.replace("_", "").replace("-", "").isalnum() and name.isascii() else _toml(name)
-
-
-def _toml(value: Any) -> str:
-    """A value in TOML; of strings JSON's form, which TOML reads."""
-    import json
-
-    if isinstance(value, list | tuple):
-        return f"[{', '.join(map(_toml, value))}]"
-    if isinstance(value, date):
-        return value.isoformat()
-    return json.dumps(value, ensure_ascii=False)

@@ -177,12 +177,12 @@ def read_table(path: Path, setting: str) -> tuple[Synthetic, Schema]:
             f"{where} doesn't say how its rows were made (no '{missing[0]}' in its metadata); allowed: {ALLOWED}"
         )
     origin, agreed = _origin(told[KEY], where), from_toml(told[SCHEMA_KEY], str(path))
-    alone = replace(agreed, site=None)  # its rows come from nowhere
-    ready = alone.prepared(tables.read_table(path, alone.words), where)
-    part, _, columns, _ = tables.of_tables([ready], [path], where, schema=alone)
+    part = tables.part_by(
+        agreed, tables.read_table(path, agreed.words), where, sited=False
+    )  # its rows come from nowhere
     if part.samples.of_numbers or agreed.target.classes != origin.class_names:
         raise FedfillError(f"{where} names other classes than its schema; allowed: {ALLOWED}")
-    return Synthetic(columns.samples(part.samples, where), origin), agreed
+    return Synthetic(agreed.encoding().samples(part.samples, where), origin), agreed
 
 
 def _origin(text: str, where: str) -> Origin:

@@ -62,7 +62,7 @@ def find_tables(place: Path) -> tuple[Path, Path | None] | None:
 
 
 def read_tables(
-    train: Path, test: Path | None, where: str, schema: Schema | None = None
+    train: Path, test: Path | None, where: str, schema: Schema | None = None, sited: bool = True
 ) -> tuple[Part, Part | None, Columns, str]:
     """The samples of a training table and perhaps a test table.
 
@@ -71,6 +71,7 @@ def read_tables(
         test: Another with the same columns.
         where: The beginning of an error sentence.
         schema: What the columns hold; None: as the training table says.
+        sited: Whether the schema's column of the site is read; False where all rows are one site's.
 
     Returns:
         The parts, with float64 inputs in the table's own units, their columns, and a sentence on what these were taken for.
@@ -80,8 +81,8 @@ def read_tables(
     """
     files = [train] if test is None else [train, test]
     if schema is not None:
-        ready = [schema.prepared(read_table(file, schema.words), f"data: '{file}'") for file in files]
-        return of_tables(ready, files, where, schema=schema)
+        parts = [part_by(schema, read_table(file, schema.words), f"data: '{file}'", sited) for file in files]
+        return parts[0], parts[1] if len(parts) > 1 else None, schema.encoding(), note_of(schema)
     tables = [read_table(train)]
     if test is not None:
         # types guessed from the test file alone would make numbers or truth values of the training table's words
@@ -94,7 +95,6 @@ def of_tables(
     files: Sequence[Path],
     where: str,
     class_names: Sequence[str] | None = None,
-    schema: Schema | None = None,
 ) -> tuple[Part, Part | None, Columns, str]:
     """`read_tables` of Arrow tables, the training table and perhaps the test table.
 
@@ -105,16 +105,12 @@ def of_tables(
         class_names: The classes in the order of their indices; whole numbers in the column `label` are then such indices. None: as
             the training table has them.
 
-        schema: By which the tables were prepared; None: what the columns hold is as the training table says.
-
     Returns:
         As `read_tables`.
 
     Raises:
         FedfillError: Likewise.
     """
-    if schema is not None:
-        return _by_schema(tables, files, schema)
     train = files[0]
     columns = tables[0].column_names
     for file, table in zip(files, tables, strict=True):
@@ -165,27 +161,37 @@ def of_tables(
     return parts[0], parts[1] if len(parts) > 1 else None, known, note
 
 
-def _by_schema(tables: Sequence[Any], files: Sequence[Path], schema: Schema) -> tuple[Part, Part | None, Columns, str]:
-    """`of_tables` where the columns were agreed on before."""
-    of_numbers = schema.target.kind == "number"
-    known, names = schema.encoding(), (schema.target.column,) if of_numbers else schema.target.classes
-    parts: list[Part] = []
-    for file, table in zip(files, tables, strict=True):
-        where = f"data: '{file}'"
-        if of_numbers:
-            labels = table.column(LABEL).to_numpy().astype(np.float32)
-        else:
-            labels = numbered(cell_words(table, LABEL, file), names, where)
-        origin = cell_words(table, DOMAIN_COLUMN, file) if DOMAIN_COLUMN in table.column_names else None
-        strata = None if of_numbers else schema.target.strata(labels)
-        parts.append(Part(Samples(known.values(table, file), torch.from_numpy(labels)), names, where, origin, strata))
+def part_by(schema: Schema, table: Any, where: str, sited: bool = True) -> Part:
+    """The samples of a table whose columns were agreed on before.
+
+    Args:
+        schema: What they hold.
+        table: An Arrow table.
+        where: The beginning of an error's sentence.
+        sited: Whether the column of the site is read; False where all rows are one site's.
+
+    Returns:
+        The part, with float64 inputs.
+
+    Raises:
+        FedfillError: Where a column is missing, or a cell is empty or of another kind where it may not be.
+    """
+    ready, labels = schema.prepared(table, where), schema.labels(table, where)
+    samples = Samples(schema.encoding().values(ready, Path("table")), torch.from_numpy(labels))
+    origin = schema.sites(table, where) if sited else None
+    if np.issubdtype(labels.dtype, np.floating):
+        return Part(samples, (schema.target.column,), where, origin)
+    return Part(samples, schema.target.classes, where, origin, schema.target.strata(labels.astype(np.int64)))
+
+
+def note_of(schema: Schema) -> str:
+    """A sentence on the columns of a table with a schema."""
     scaled = (
         f"{len(schema.standardised):,} of them scaled by its mean and deviation, the others by its bounds"
         if schema.standardised
         else "scaled by its public bounds"
     )
-    note = f"Columns: {len(schema.columns):,} of the schema ({_few(list(schema.columns))}), {scaled}."
-    return parts[0], parts[1] if len(parts) > 1 else None, known, note
+    return f"Columns: {len(schema.columns):,} of the schema ({_few(list(schema.columns))}), {scaled}."
 
 
 def fitted(raw: Source, columns: Columns, note: str) -> Source:
@@ -220,7 +226,7 @@ def read_rows(file: Path, columns: Columns) -> tuple[Tensor, list[str]]:
 def rows_of(table: Any, columns: Columns, file: Path) -> tuple[Tensor, list[str]]:
     """`read_rows` of an Arrow table."""
     if columns.schema is not None:
-        ready = columns.schema.prepared(table, f"data: '{file}'", labelled=False)
+        ready = columns.schema.prepared(table, f"data: '{file}'")
         return columns.inputs(columns.values(ready, file), f"data: '{file}'"), []
     names, wanted = table.column_names, (*columns.numbers, *columns.words)
     for name in wanted:

@@ -21,7 +21,7 @@ from fedfill.statistics.marginals import Codes, Table, pair_shares
 def samples_of(schema: Schema, codes: Codes, draw: np.random.Generator) -> Samples:
     """Rows with these cells as samples: each value is drawn within its cell."""
     encoding, where = schema.encoding(), Path("drawn rows")
-    values = encoding.values(schema.prepared(schema.frame(codes, draw), str(where), labelled=False), where)
+    values = encoding.values(schema.prepared(schema.frame(codes, draw), str(where)), where)
     return Samples(encoding.inputs(values, str(where)), torch.from_numpy(codes[:, -1].copy()))
 
 
