@@ -72,8 +72,12 @@ def describe(
     ] = None,
 ) -> None:
     """Draft a schema of a table, for sites to edit and to agree on."""
-    schema = fedfill.describe(table, target=target, event=event, site=site, out=out)
-    tell(f"Written: {out}, with {len(schema.columns)} columns and the target {schema.target.column}.")
+    from fedfill.studies.describe import draft  # here: it brings torch
+
+    made = draft(table, target=target, event=event, site=site, out=out)
+    tell(f"Written: {out}, with {len(made.schema.columns)} columns and the target {made.schema.target.column}.")
+    for name, why in made.left_out.items():
+        tell(f"Left out: {name!r}, which {why}.")
     tell("Its bounds and values come from records: edit them, and agree on them, before others see them.")
     method = "fedavg" if event is None else "kaplanmeier"
     own = f"./{table}" if len(table.parts) == 1 else table  # a bare name is that of a data set

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable, Sequence
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,9 @@ DOMAIN_COLUMN = "domain"
 
 LARGEST = 1e100
 """The largest size of a number: the squares of larger ones have no place in a float."""
+
+_NUMBER = re.compile(r"([+-])?([0-9]+)(?:\.([0-9]*))?")
+"""A number as tables write one that is a code or a class."""
 
 
 def is_number(table: Any, name: str) -> bool:
@@ -41,7 +46,8 @@ def is_text(table: Any, name: str) -> bool:
     kind = table.schema.field(name).type
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+    # the last is what Polars gives; not every Arrow has a function that knows it
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or str(kind) == "string_view")
 
 
 def cell_numbers(table: Any, name: str, file: Path) -> NDArray[np.float64]:
@@ -108,6 +114,44 @@ def empty_cell(cell: Any) -> bool:
 def as_word(cell: Any) -> str:
     """A cell as a word; a number that is whole has no point, as CSV and Parquet may differ in that."""
     return str(int(cell)) if isinstance(cell, float) and cell.is_integer() else str(cell)
+
+
+def plain_word(word: str) -> str:
+    """A word as it is compared where its spelling is none of those allowed: truth values in small letters, numbers by their value."""
+    if (small := word.lower()) in ("true", "false"):
+        return small
+    if (found := _NUMBER.fullmatch(word)) is None:
+        return word
+    sign, whole, part = found.groups("")
+    whole, part = whole.lstrip("0") or "0", part.rstrip("0")
+    number = f"{whole}.{part}" if part else whole
+    return f"-{number}" if sign == "-" and number != "0" else number
+
+
+def positions(cells: Iterable[Any], values: Sequence[str]) -> list[int]:
+    """Where the words of cells stand among those that are allowed.
+
+    Args:
+        cells: Of Arrow's ``to_pylist``.
+        values: What is allowed.
+
+    Returns:
+        One for each cell: of the same word, or else of the only one that is the same as a `plain_word`, as R writes ``TRUE`` and Python
+        ``True``, and CSV has ``1.0`` or ``01`` where Parquet has 1; -1 of an empty cell, and where there is none.
+    """
+    exact = {value: k for k, value in enumerate(values)}
+    plain: dict[str, int] = {}
+    for k, value in enumerate(values):
+        word = plain_word(value)
+        plain[word] = -1 if word in plain else k
+    found: dict[str, int] = {}
+    places = []
+    for cell in cells:
+        word = "" if empty_cell(cell) else as_word(cell)
+        if word not in found:
+            found[word] = exact[word] if word in exact else plain.get(plain_word(word), -1)
+        places.append(found[word])
+    return places
 
 
 def finite_number(cell: Any) -> float | None:

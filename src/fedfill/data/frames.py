@@ -40,9 +40,20 @@ def as_arrow(data: Any, where: str) -> Any:
     try:
         if hasattr(data, "iloc"):
             return pa.Table.from_pandas(data, preserve_index=False)
-        return pa.table(data)
+        return _with_strings(pa.table(data))
     except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
         raise FedfillError(f"{where}: the rows can't be read as a table: {first_line(error)}") from error
+
+
+def _with_strings(table: Any) -> Any:
+    """A table whose words are of a type that Arrow can join, compare and cast: those of Polars can't be, least of all as categories."""
+    import pyarrow as pa
+
+    for k, name in enumerate(table.column_names):
+        kind = table.schema.field(k).type
+        if str(kind.value_type if pa.types.is_dictionary(kind) else kind) == "string_view":
+            table = table.set_column(k, name, pa.array(table.column(k).to_pylist(), pa.string()))
+    return table
 
 
 def from_frames(

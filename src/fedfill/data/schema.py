@@ -273,9 +273,7 @@ class Schema:
         for name, column in self.columns.items():
             cells = _cells(table, name, where)
             if column.is_words:
-                known = {*column.values}
-                words = [MISSING if empty_cell(c) else w if (w := as_word(c)) in known else OTHER for c in cells]
-                values: NDArray[Any] = np.array(words)
+                values: NDArray[Any] = np.array(column.words(cells))
                 empty = values == MISSING
             else:
                 values = column.numbers(cells, name, where)
@@ -372,6 +370,8 @@ def _cells(table: Any, name: str, where: str) -> list[Any]:
         raise FedfillError(
             f"{where}: found no column '{name}', which the schema has; {did_you_mean(name, table.column_names)}"
         )
+    if table.column_names.count(name) > 1:
+        raise FedfillError(f"{where}: found two columns '{name}'; allowed: one")
     cells: list[Any] = table.column(name).to_pylist()
     return cells
 

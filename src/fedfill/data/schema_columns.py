@@ -11,11 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from fedfill.data.cells import as_word, days_of, empty_cell, finite_number
+from fedfill.data.cells import days_of, empty_cell, finite_number, positions
 from fedfill.errors import FedfillError
 
 OTHER, MISSING = "other", "missing"
 """What stands for a word that the schema lacks, and for an empty cell."""
+EMPTY = (MISSING, "NA")
+"""Words that say that a cell is empty, where they are none of a column's values; the second is R's."""
 MOST_CELLS = 1000
 """The most cells of one column."""
 
@@ -129,6 +131,21 @@ class Column(BaseModel):
         """How many cells there are."""
         return self.cells + self.missing
 
+    def words(self, cells: list[Any]) -> list[str]:
+        """The values of a category.
+
+        Args:
+            cells: Of Arrow's ``to_pylist``.
+
+        Returns:
+            One of `values` for each cell, or `MISSING` where it is empty or says so, or `OTHER`.
+        """
+        places = positions(cells, self.values)
+        return [
+            self.values[k] if k >= 0 else MISSING if empty_cell(cell) or cell in EMPTY else OTHER
+            for k, cell in zip(places, cells, strict=True)
+        ]
+
     def numbers(self, cells: list[Any], name: str, where: str) -> NDArray[np.float64]:
         """The values of a column that is no category as numbers within its bounds, NaN where a cell is empty.
 
@@ -144,8 +161,8 @@ class Column(BaseModel):
             FedfillError: Where a cell is no number, or no date.
         """
         if self.kind == "ordered":
-            order = {value: float(k) for k, value in enumerate(self.values)}
-            return np.array([order.get(as_word(cell), np.nan) for cell in cells], dtype=np.float64)
+            places = np.array(positions(cells, self.values), dtype=np.float64)
+            return np.where(places < 0, np.nan, places)
         read = days_of if self.kind == "date" else finite_number
         found = np.empty(len(cells))
         for k, cell in enumerate(cells):

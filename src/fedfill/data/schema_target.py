@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, model_validator
 from torch import Tensor
 
-from fedfill.data.cells import as_word, empty_cell, finite_number
+from fedfill.data.cells import as_word, empty_cell, finite_number, positions
 from fedfill.data.schema_columns import MOST_CELLS, Codes
 from fedfill.data.survival import cell_names, cells, drawn
 from fedfill.errors import FedfillError
@@ -88,8 +88,10 @@ class Target(BaseModel):
             raise ValueError(f"a target of the kind '{self.kind}' needs {needed} and nothing of the others")
         if len(set(self.values)) < len(self.values) or (self.kind == "classes" and len(self.values) < 2):
             raise ValueError("values must be two or more, and differ")
-        if self.low is not None and self.high is not None and not self.low < self.high:
-            raise ValueError(f"found low = {self.low} and high = {self.high}; allowed: low below high")
+        if self.low is not None and self.high is not None and not 0 < self.high - self.low < np.inf:
+            raise ValueError(
+                f"found low = {self.low} and high = {self.high}; allowed: finite numbers, low below high, with a finite difference"
+            )
         if self.grid and not all(a < b for a, b in zip((0.0, *self.grid), self.grid, strict=False)):
             raise ValueError("the times of grid must be above 0 and increase")
         if 2 * len(self.grid) + 1 > 2 * MOST_CELLS + 1 or not np.isfinite(self.grid).all():
@@ -125,14 +127,14 @@ class Target(BaseModel):
         """
         if self.kind == "survival":
             return cells(self._times(rows[self.column], where), self._events(rows[str(self.event)], where), self.grid)
-        order = {value: k for k, value in enumerate(self.values)}
-        words = [as_word(cell) for cell in rows[self.column]]
-        for k, word in enumerate(words):
-            if word not in order:
-                raise FedfillError(
-                    f"{where}: column '{self.column}' holds '{word}' in row {k + 1:,}; allowed by the schema: {', '.join(self.values)}"
-                )
-        return np.array([order[word] for word in words], dtype=np.int64)
+        places = positions(rows[self.column], self.values)
+        if -1 in places:
+            row = places.index(-1)
+            raise FedfillError(
+                f"{where}: column '{self.column}' holds {_told_cell(rows[self.column][row])} in row {row + 1:,}; allowed by the schema: "
+                f"{', '.join(self.values)}"
+            )
+        return np.array(places, dtype=np.int64)
 
     def drawn(self, labels: Codes, generator: np.random.Generator) -> dict[str, list[Any]]:
         """Cells of `columns` for rows of these classes; times are drawn uniformly between two of the grid, events lie on it."""

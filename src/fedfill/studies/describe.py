@@ -6,16 +6,29 @@ A draft's bounds and values come from records. They are rounded outwards, and pr
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from fedfill.data.cells import DOMAIN_COLUMN, LABEL, as_word, days_of, empty_cell, is_number, is_text
+from fedfill.data.cells import (
+    DOMAIN_COLUMN,
+    LABEL,
+    LARGEST,
+    as_word,
+    days_of,
+    empty_cell,
+    is_number,
+    is_text,
+    plain_word,
+)
 from fedfill.data.frames import as_arrow, is_frame
 from fedfill.data.schema import Schema, from_document
-from fedfill.data.schema_columns import MOST_CELLS
+from fedfill.data.schema_columns import EMPTY, MOST_CELLS, OTHER
 from fedfill.data.tables import find_tables, read_table, sound
 from fedfill.errors import FedfillError, did_you_mean, path_of, shown
 from fedfill.runs.directory import write_atomically
@@ -34,6 +47,26 @@ HEAD = """\
 # Columns that are left out are not used. bins: cells of equal width for counts. missing = false: no cell may be empty.
 # grid, of a target of times: the times at which anything will be told. Make them those that a reader asks for.
 """
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A draft of a schema.
+
+    Attributes:
+        schema: The draft.
+        left_out: By name of a column that it does not have why, in a few words.
+    """
+
+    schema: Schema
+    left_out: Mapping[str, str]
+
+    def toml(self) -> str:
+        """The text of its file."""
+        head = HEAD
+        if self.left_out:
+            head += "# Left out:\n" + "".join(f"#   {name!r}: {why}\n" for name, why in self.left_out.items())
+        return f"{head}\n{self.schema.toml()}"
 
 
 def describe(
@@ -60,11 +93,38 @@ def describe(
 
     Returns:
         The draft: words and truth values as categories, numbers and dates within rounded bounds; a target of words, of truth values
-        or of few whole numbers as classes, of others as a number. Columns of more than 998 different words, and those that are empty
-        or hold one value alone, are left out.
+        or of few whole numbers as classes, of others as a number. Columns of more than 998 different words, of what is neither a
+        number, a date nor a word, of infinite numbers or such above 1e100, and those that are empty or hold one value alone, are left
+        out. The words ``other``, ``missing`` and ``NA`` are no values.
 
     Raises:
         FedfillError: Where there is no such table or column, or nothing is left to learn from, or the file is there.
+    """
+    return draft(data, target=target, event=event, site=site, out=out).schema
+
+
+def draft(
+    data: Any,
+    *,
+    target: str | None = None,
+    event: str | None = None,
+    site: str | None = None,
+    out: str | Path | None = None,
+) -> Draft:
+    """`describe`, with what it leaves out.
+
+    Args:
+        data: As for `describe`.
+        target: Likewise.
+        event: Likewise.
+        site: Likewise.
+        out: Likewise.
+
+    Returns:
+        The draft.
+
+    Raises:
+        FedfillError: Likewise.
     """
     place = None if out is None else path_of("out", out)
     if place is not None and place.exists():
@@ -86,23 +146,33 @@ def describe(
         raise FedfillError(
             f"event: found '{event}', which is the target; allowed: the column that says whether it came"
         )
-    told = _target(table, target, where) if event is None else _times(table, target, event, where)
     others = [name for name in names if name not in (target, event, site)]
-    columns = {name: found for name in others if (found := _column(table, name)) is not None}
+    # a run reads words as they are written: TRUE and 01 are not what a guess at their type makes of them
+    words = _as_written(data, table, [name for name in (target, *others) if _may_be_words(table, name)])
+    told = _target(table, words, target, where) if event is None else _times(table, target, event, where)
+    found = {name: _column(table, words, name) for name in others}
+    columns = {name: one for name, one in found.items() if not isinstance(one, str)}
     if not columns:
         raise FedfillError(f"data: {where} has no column beside target and site that a schema can hold")
     document = {"site": site, "target": {"column": target, **told}, "columns": columns}
     schema = from_document({name: part for name, part in document.items() if part is not None}, where)
     if event is not None:  # every row has a time, and its event came or not
         schema.target.labels({name: table.column(name).to_pylist() for name in (target, event)}, f"data: {where}")
+    made = Draft(schema, {name: one for name, one in found.items() if isinstance(one, str)})
     if place is not None:
-        write_atomically(place, f"{HEAD}\n{schema.toml()}".encode())
-    return schema
+        write_atomically(place, made.toml().encode())
+    return made
 
 
 def _table(data: Any) -> tuple[Any, str]:
     if is_frame(data):
         return sound(as_arrow(data, "data"), Path("table")), "the table"
+    file = _file(data)
+    return read_table(file), f"'{file}'"
+
+
+def _file(data: Any) -> Path:
+    """The file of a table, of a place that a user names."""
     path = path_of("data", data, "a CSV or Parquet file, or a data frame")
     if not path.exists():
         raise FedfillError(f"data: found nothing at {path}; allowed: a CSV or Parquet file, or a folder with train.csv")
@@ -111,17 +181,42 @@ def _table(data: Any) -> tuple[Any, str]:
         raise FedfillError(
             f"data: found no table at {path}; allowed: a CSV or Parquet file, or a folder with train.csv"
         )
-    return read_table(found[0]), f"'{found[0]}'"
+    return found[0]
 
 
-def _column(table: Any, name: str) -> dict[str, Any] | None:
-    """A column's entry; None for one that tells nothing, or too much."""
+def _may_be_words(table: Any, name: str) -> bool:
+    """Whether a column may hold words: anything but lists, records and bytes."""
+    import pyarrow as pa
+
+    kind = table.schema.field(name).type
+    return not (pa.types.is_nested(kind) or "binary" in str(kind) or pa.types.is_null(kind))
+
+
+def _as_written(data: Any, table: Any, names: Sequence[str]) -> dict[str, list[str]]:
+    """The words of columns, a list for each, without those of empty cells, as a run reads them: of CSV as they stand there."""
+    written = table
+    if not is_frame(data) and (file := _file(data)).suffix.lower() == ".csv":
+        written = read_table(file, names)
+    found = {}
+    for name in names:
+        pairs = zip(table.column(name).to_pylist(), written.column(name).to_pylist(), strict=True)
+        found[name] = [as_word(word) for cell, word in pairs if not empty_cell(cell)]
+    return found
+
+
+def _column(table: Any, words: Mapping[str, list[str]], name: str) -> dict[str, Any] | str:
+    """A column's entry; of one that tells nothing, or too much, or what is no cell, why it is left out."""
+    if name not in words:
+        kind = table.schema.field(name).type
+        return f"holds no numbers, dates or words, but is of type {kind}" if str(kind) != "null" else "is empty"
     cells = [cell for cell in table.column(name).to_pylist() if not empty_cell(cell)]
     if len(set(cells)) < 2:
-        return None
+        return "holds one value alone" if cells else "is empty"
     truths = all(isinstance(cell, bool) for cell in cells)
     if is_number(table, name) and not truths:
         numbers = np.array(cells, dtype=np.float64)
+        if (why := _beyond(numbers)) is not None:
+            return why
         low, high = _outward(float(numbers.min()), float(numbers.max()))
         whole = bool((numbers == np.round(numbers)).all())
         return {"kind": "integer" if whole else "real", "low": low, "high": high}
@@ -129,24 +224,53 @@ def _column(table: Any, name: str) -> dict[str, Any] | None:
     if None not in days:
         first, last = (date.fromordinal(int(pick(day for day in days if day is not None))) for pick in (min, max))
         return {"kind": "date", "low": date(first.year, 1, 1), "high": date(last.year, 12, 31)}
-    words = sorted(set(map(as_word, cells)))
-    return {"kind": "category", "values": words} if len(words) <= MOST_CELLS - 2 else None
+    values = [word for word in _values(table, words, name) if word not in (OTHER, *EMPTY)]
+    if len(values) > MOST_CELLS - 2:
+        return f"holds {len(values):,} different words, and a category has {MOST_CELLS - 2:,} at most"
+    return (
+        {"kind": "category", "values": values}
+        if values
+        else "holds no word but such as stand for others or for empty cells"
+    )
 
 
-def _target(table: Any, name: str, where: str) -> dict[str, Any]:
+def _values(table: Any, words: Mapping[str, list[str]], name: str) -> list[str]:
+    """The different words of a column; where they are no text, those that mean the same are one."""
+    found = sorted(set(words[name]))
+    if not is_text(table, name):
+        found = sorted({plain_word(word): word for word in reversed(found)}.values())
+    return found
+
+
+def _beyond(numbers: NDArray[np.float64]) -> str | None:
+    """Why some numbers can't be computed with; None where they can."""
+    if not np.isfinite(numbers).all():
+        return "holds an infinite number"
+    if (largest := float(np.abs(numbers).max())) > LARGEST:
+        return f"holds a number of size {largest:.4g}, and {LARGEST:.0g} is the largest"
+    if float(numbers.max()) - float(numbers.min()) < 1 / LARGEST:
+        return f"holds numbers that are less than {1 / LARGEST:.0g} apart"
+    return None
+
+
+def _target(table: Any, words: Mapping[str, list[str]], name: str, where: str) -> dict[str, Any]:
     cells = [cell for cell in table.column(name).to_pylist() if not empty_cell(cell)]
-    words = set(map(as_word, cells))
-    if len(words) < 2:
+    numbers = is_number(table, name) and not (cells and isinstance(cells[0], bool))
+    if name not in words or not (numbers or is_text(table, name) or isinstance(next(iter(cells), True), bool)):
         raise FedfillError(
-            f"target: column '{name}' of {where} holds {shown(min(words, default=''))} alone; allowed: two or more"
+            f"target: column '{name}' of {where} holds {shown(cells[0]) if cells else 'nothing'}; allowed: words or numbers"
         )
-    numbers = is_number(table, name) and not isinstance(cells[0], bool)
-    if numbers and (len(words) > FEW or any(cell != int(cell) for cell in cells)):
+    values = _values(table, words, name)
+    if len(values) < 2:
+        raise FedfillError(
+            f"target: column '{name}' of {where} holds {shown(min(values, default=''))} alone; allowed: two or more"
+        )
+    if numbers and (why := _beyond(np.array(cells, dtype=np.float64))) is not None:
+        raise FedfillError(f"target: column '{name}' of {where} {why}; allowed: words, or numbers of at most that size")
+    if numbers and (len(values) > FEW or any(cell != int(cell) for cell in cells)):
         low, high = _outward(float(min(cells)), float(max(cells)))
         return {"kind": "number", "low": low, "high": high}
-    if not numbers and not is_text(table, name) and not isinstance(cells[0], bool):
-        raise FedfillError(f"target: column '{name}' of {where} holds {shown(cells[0])}; allowed: words or numbers")
-    return {"values": sorted(words, key=(lambda word: (float(word), word)) if numbers else None)}
+    return {"values": sorted(values, key=(lambda word: (float(word), word)) if numbers else None)}
 
 
 def _times(table: Any, name: str, event: str, where: str) -> dict[str, Any]:
@@ -158,6 +282,8 @@ def _times(table: Any, name: str, event: str, where: str) -> dict[str, Any]:
         raise FedfillError(
             f"target: column '{name}' of {where} holds {shown(column[row])} in row {row + 1:,}; allowed: a time of 0 or more"
         )
+    if cells and is_number(table, name) and not np.isfinite(np.array(cells, dtype=np.float64)).all():
+        raise FedfillError(f"target: column '{name}' of {where} holds an infinite number; allowed: times")
     if not cells or not is_number(table, name) or not any(cells):
         raise FedfillError(
             f"target: column '{name}' of {where} holds no times; allowed with event: numbers of 0 or more, not all of them 0"
@@ -171,5 +297,9 @@ def _times(table: Any, name: str, event: str, where: str) -> dict[str, Any]:
 def _outward(low: float, high: float) -> tuple[float, float]:
     """Round bounds around two numbers: to steps of a power of ten that is at most as large as their distance."""
     step = 10.0 ** math.floor(math.log10(high - low))
-    ends = math.floor(low / step) * step, math.ceil(high / step) * step
-    return float(f"{ends[0]:.12g}"), float(f"{ends[1]:.12g}")
+    below, above = math.floor(low / step) * step, math.ceil(high / step) * step
+    for digits in (12, 17):  # few, unless the numbers are large and near each other
+        ends = float(f"{below:.{digits}g}"), float(f"{above:.{digits}g}")
+        if ends[0] <= low and high <= ends[1]:
+            return ends
+    return low, high
