@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fedfill.data.cells import DOMAIN_COLUMN
@@ -39,6 +40,7 @@ class Part:
         place: Where its highest label stands, for the beginning of a sentence.
         domains: ``[n]`` names of the samples' domains; None where they have none.
         strata: ``[n]``, of which a stratified choice keeps the shares; None: the classes.
+        strays: Of a table with a schema by column ``[n]``, True where a cell is not as the schema has it.
     """
 
     samples: Samples
@@ -46,6 +48,7 @@ class Part:
     place: str
     domains: np.ndarray[Any, Any] | None = None
     strata: Indices | None = None
+    strays: Mapping[str, NDArray[np.bool_]] = field(default_factory=dict)
 
     def at(self, index: Indices) -> Part:
         """The samples at these positions, of one domain."""

@@ -99,7 +99,9 @@ def _parts(
     items = list(zip(data, wheres, strict=True))
     if schema is None:
         return _read([_pair(item, where) for item, where in items], wheres, class_names, domains)
-    return [_by_schema(item, where, schema, domains) for item, where in items], schema.encoding(), note_of(schema)
+    parts = [_by_schema(item, where, schema, domains) for item, where in items]
+    everything = [part for pair in parts for part in pair if part is not None]
+    return parts, schema.encoding(), note_of(schema, everything)
 
 
 def _by_schema(data: Any, where: str, schema: Schema, domains: bool) -> tuple[Part, Part | None]:

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fedfill.data.cells import DOMAIN_COLUMN, LABEL, cell_words, is_index, is_number, is_text
@@ -22,6 +23,7 @@ from fedfill.data.dataset import Part, Source, check_labels, in_order, numbered
 from fedfill.data.parquet import IMAGE_COLUMNS
 from fedfill.data.samples import Samples
 from fedfill.data.schema import Schema
+from fedfill.data.strays import strays, told
 from fedfill.errors import FedfillError, did_you_mean, first_line
 from fedfill.files import check_regular
 
@@ -82,7 +84,7 @@ def read_tables(
     files = [train] if test is None else [train, test]
     if schema is not None:
         parts = [part_by(schema, read_table(file, schema.words), f"data: '{file}'", sited) for file in files]
-        return parts[0], parts[1] if len(parts) > 1 else None, schema.encoding(), note_of(schema)
+        return parts[0], parts[1] if len(parts) > 1 else None, schema.encoding(), note_of(schema, parts)
     tables = [read_table(train)]
     if test is not None:
         # types guessed from the test file alone would make numbers or truth values of the training table's words
@@ -179,19 +181,29 @@ def part_by(schema: Schema, table: Any, where: str, sited: bool = True) -> Part:
     ready, labels = schema.prepared(table, where), schema.labels(table, where)
     samples = Samples(schema.encoding().values(ready, Path("table")), torch.from_numpy(labels))
     origin = schema.sites(table, where) if sited else None
-    if np.issubdtype(labels.dtype, np.floating):
-        return Part(samples, (schema.target.column,), where, origin)
-    return Part(samples, schema.target.classes, where, origin, schema.target.strata(labels.astype(np.int64)))
+    of_numbers = np.issubdtype(labels.dtype, np.floating)
+    names = (schema.target.column,) if of_numbers else schema.target.classes
+    strata = None if of_numbers else schema.target.strata(labels.astype(np.int64))
+    return Part(samples, names, where, origin, strata, strays(schema, table))
 
 
-def note_of(schema: Schema) -> str:
-    """A sentence on the columns of a table with a schema."""
+def note_of(schema: Schema, parts: Sequence[Part]) -> str:
+    """What is told of the columns of tables with a schema."""
+    found = [(_sites(part), part.strays) for part in parts]
     scaled = (
         f"{len(schema.standardised):,} of them scaled by its mean and deviation, the others by its bounds"
         if schema.standardised
         else "scaled by its public bounds"
     )
-    return f"Columns: {len(schema.columns):,} of the schema ({_few(list(schema.columns))}), {scaled}."
+    return f"Columns: {len(schema.columns):,} of the schema ({_few(list(schema.columns))}), {scaled}. {told(schema, found)}".rstrip()
+
+
+def _sites(part: Part) -> NDArray[np.str_]:
+    """Where each row comes from, as far as it is known."""
+    if part.domains is not None:
+        return part.domains
+    named = part.place.removesuffix(", test set")
+    return np.full(len(part.samples), named.removeprefix("data of ") if named.startswith("data of ") else "")
 
 
 def fitted(raw: Source, columns: Columns, note: str) -> Source:
@@ -227,7 +239,9 @@ def rows_of(table: Any, columns: Columns, file: Path) -> tuple[Tensor, list[str]
     """`read_rows` of an Arrow table."""
     if columns.schema is not None:
         ready = columns.schema.prepared(table, f"data: '{file}'")
-        return columns.inputs(columns.values(ready, file), f"data: '{file}'"), []
+        inputs = columns.inputs(columns.values(ready, file), f"data: '{file}'")
+        said = told(columns.schema, [(np.full(len(inputs), ""), strays(columns.schema, table))])
+        return inputs, [f"{file}: {said}"] if said else []
     names, wanted = table.column_names, (*columns.numbers, *columns.words)
     for name in wanted:
         if name not in names:
