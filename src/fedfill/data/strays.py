@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedfill.data.cells import days_of, empty_cell, finite_number, positions
+from fedfill.data.cells import days_of, empty_cell, finite_number, is_number, positions
 from fedfill.data.schema import Schema
 from fedfill.data.schema_columns import EMPTY, Column
 
@@ -30,7 +30,7 @@ def strays(schema: Schema, table: Any) -> dict[str, NDArray[np.bool_]]:
     Returns:
         ``[n]`` by column: True where a word is none of its values, or a number or a date lies beyond its bounds. Empty cells never are.
     """
-    return {name: _strayed(column, table.column(name).to_pylist()) for name, column in schema.columns.items()}
+    return {name: _strayed(column, table, name) for name, column in schema.columns.items()}
 
 
 def told(schema: Schema, found: Sequence[tuple[NDArray[np.str_], Mapping[str, NDArray[np.bool_]]]]) -> str:
@@ -61,15 +61,19 @@ def _becoming(column: Column) -> str:
     return "lie beyond its bounds, and count as these"
 
 
-def _strayed(column: Column, cells: list[Any]) -> NDArray[np.bool_]:
-    if column.kind in ("category", "ordered"):
-        known = positions(cells, column.values)
-        return np.array(
-            [k < 0 and not empty_cell(cell) and cell not in EMPTY for k, cell in zip(known, cells, strict=True)],
-            dtype=bool,
-        )
-    read = days_of if column.kind == "date" else finite_number
-    numbers = np.array([np.nan if empty_cell(cell) else read(cell) for cell in cells], dtype=np.float64)
+def _strayed(column: Column, table: Any, name: str) -> NDArray[np.bool_]:
+    if column.is_number and is_number(table, name):
+        numbers = table.column(name).to_numpy().astype(np.float64)  # NaN where a cell is empty
+    else:
+        cells = table.column(name).to_pylist()
+        if column.kind in ("category", "ordered"):
+            unknown = np.array(positions(cells, column.values)) < 0
+            for row in np.flatnonzero(unknown):
+                unknown[row] = not (empty_cell(cells[row]) or cells[row] in EMPTY)
+            return unknown
+        read = days_of if column.kind == "date" else finite_number
+        known = {cell: np.nan if empty_cell(cell) else read(cell) for cell in set(cells)}
+        numbers = np.array([known[cell] for cell in cells], dtype=np.float64)
     low, high = column.bounds
     rounded = np.round(numbers) if column.whole else numbers
     return np.asarray((rounded < low) | (rounded > high))
