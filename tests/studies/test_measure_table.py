@@ -219,3 +219,21 @@ def test_what_is_read_is_what_was_drawn(made: Path) -> None:
     assert agreed == schema()
     rows = pq.read_table(made / "made.parquet")
     assert np.array_equal(agreed.codes_of(held.samples.inputs, held.samples.labels), agreed.codes(rows, "made"))
+
+
+def test_its_rows_lie_beside_the_real_ones_of_the_same_schema(made: Path, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"rounds": 1, "local_steps": 1, "partition": "domain", "client_test": 0.0, "quiet": True}
+    data = {"data": made / "people.csv", "schema_file": GIVEN["its schema"]()}
+    extra = str(made / "each.parquet")
+    plain = fedfill.run("fedavg", out=tmp_path / "plain", **options, **data)
+    more = fedfill.run("fedavg", out=tmp_path / "more", extra=extra, **options, **data)
+    counts = [json.loads((tmp_path / name / "partition.json").read_text())["clients"] for name in ("plain", "more")]
+    assert (np.array(counts[1]) == np.array(counts[0]) + 20).all()  # so many of each class, for each client
+    assert more.summary["weights_sha256"] != plain.summary["weights_sha256"]
+    other = {"data": made / "times.csv", "schema_file": GIVEN["their schema"]()}
+    with refused("extra", "each.parquet", "another schema"):
+        fedfill.run("fedavg", out=tmp_path / "other", extra=extra, **options, **other)
+    with refused("extra", "each.parquet", "a schema"):
+        fedfill.run("fedavg", data="digits", extra=extra, out=tmp_path / "digits", rounds=1)
+    with refused("extra", "nowhere.parquet", "found no file"):
+        fedfill.run("fedavg", out=tmp_path / "none", extra="nowhere.parquet", **options, **data)

@@ -291,17 +291,17 @@ def with_extra(federation: Federation, path: str, data_dir: Path | str | None = 
 
     Args:
         federation: Its clients' own test and validation splits stay as they are.
-        path: The file.
+        path: The file; of a table with a schema a Parquet file.
         data_dir: Where it may lie as well.
 
     Returns:
         The federation, with a sentence on what was added and a fingerprint that holds it.
 
     Raises:
-        FedfillError: Where the file is not sound, or doesn't fit the classes or the shape.
+        FedfillError: Where the file is not sound, or doesn't fit the classes, the shape or the schema.
     """
     place = locate(path, data_dir)
-    found = read(place, "extra")
+    found = _rows_of(place, federation.schema) if place.suffix == TABLE else read(place, "extra")
     _require_fit(found, place, federation.test, federation.class_names, "these data", "extra")
     clients = tuple(
         replace(client, train=client.train + found.samples) if len(client.train) else client
@@ -315,6 +315,19 @@ def with_extra(federation: Federation, path: str, data_dir: Path | str | None = 
     )
     made = replace(federation, clients=clients, notes=(*federation.notes, note))
     return replace(made, fingerprint=fingerprint(made))
+
+
+def _rows_of(path: Path, schema: Schema | None) -> Synthetic:
+    """A table's rows as inputs of the same schema, but for its site column: its rows come from nowhere."""
+    if not path.is_file():
+        raise FedfillError(f"extra: found no file {path}; allowed: {ALLOWED}")
+    found, own = read_table(path, "extra")
+    if schema is None or replace(own, site=None) != replace(schema, site=None):
+        raise FedfillError(
+            f"extra: {path} has {'a schema' if schema is None else 'another schema'}, and these data have "
+            f"{'none' if schema is None else 'their own'}; allowed: a table with the schema of these data"
+        )
+    return found
 
 
 def _require_fit(
