@@ -183,7 +183,7 @@ def test_a_file_is_measured_beside_the_test_rows_that_its_run_held_out(place: Pa
     assert b"test_fraction" not in metadata["made"], "files are as they were"
     of_file, of_run = measure(place / "tenth.parquet", data_dir=place).document, measure(place / "tenth").document
     assert of_file["rows"] == of_run["rows"] == {"synthetic": 359, "training": 359, "test": 41}
-    assert of_file["risks"] == of_run["risks"]
+    assert of_file["workload"] == of_run["workload"]
 
 
 def without(key: bytes) -> Callable[[Any], Any]:

@@ -189,8 +189,8 @@ def of_run(summary: Mapping[str, Any], records: Sequence[Mapping[str, Any]]) -> 
         found.append(
             Verdict(
                 FITTED,
-                "the test set is the training samples themselves (test_fraction 0): figures on it are of samples that the model was "
-                "fitted to, and say little of new ones; leave test_fraction out to judge or compare models",
+                "no test set was held out (test_fraction 0): the figures are of samples that the model was fitted to, and say little "
+                "of new ones; leave test_fraction out to judge or compare models",
             )
         )
     if personal and (own := summary["mean_client_accuracy"]) is not None:
