@@ -59,9 +59,12 @@ class Prepared:
     @functools.cached_property
     def told(self) -> tuple[str, ...]:
         """Sentences on what is known of records beside what the run sends, for an account of privacy."""
-        fitted = "Figures on the test set are of the training samples themselves (test_fraction 0), without noise, and are not in the account."
-        seen = (fitted,) if self.experiment.test_fraction == 0 else ()
-        return (*self.federation.told, *came_before(self.experiment.model_dump()), *seen)
+        found = [*self.federation.told, *came_before(self.experiment.model_dump())]
+        if self.experiment.test_fraction == 0:
+            found.append(
+                "Figures on the test set are of samples that were trained on (test_fraction 0). They have no noise and are not in the account."
+            )
+        return tuple(found)
 
     @functools.cached_property
     def digest(self) -> str:
