@@ -24,6 +24,8 @@ class Shared(TypedDict, total=False):
     """What the columns of a table hold, as sites agreed on it: a TOML file, of which 'fedfill describe' makes ..."""
     clients: int | None
     """Number of clients (K)."""
+    test_fraction: float | None
+    """Share of the samples that is held out as everyone's test set where the data bring none."""
     client_test: float
     """Share of each client's samples that is kept as its own test split."""
     client_validation: float | None

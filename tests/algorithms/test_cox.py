@@ -60,6 +60,12 @@ def test_the_coefficients_are_those_of_all_rows_together(strata: str, tmp_path: 
     assert result.summary["findings"]["converged"]
 
 
+def test_nothing_is_held_out_on_demand(tmp_path: Path) -> None:
+    result, known = run("cox", tmp_path / "run", test_fraction=0), pooled(times())
+    assert [coefficients(result)[name]["coefficient"] for name in NAMES] == pytest.approx(known.params, abs=1e-6)
+    assert result.summary["findings"]["log_likelihood"] == pytest.approx(known.llf, abs=1e-6)
+
+
 def test_every_split_gives_one_result(tmp_path: Path) -> None:
     splits: list[dict[str, Any]] = [
         {"partition": "iid", "clients": 1}, {}, {"partition": "iid", "clients": 5, "workers": 3, "fewest": 1},

@@ -39,6 +39,29 @@ def test_the_curve_is_that_of_all_rows_together(tmp_path: Path) -> None:
     assert result.summary["privacy"]["total_epsilon"] is None
 
 
+@pytest.mark.parametrize("split", [{}, {"partition": "iid", "clients": 3}])
+def test_nothing_is_held_out_on_demand(split: dict[str, Any], tmp_path: Path) -> None:
+    rows, part = times(), run("kaplanmeier", tmp_path / "part", **split)
+    result = run("kaplanmeier", tmp_path / "run", test_fraction=0, **split)
+    assert part.summary["findings"]["groups"]["all"]["rows_at_risk"] < 0.85 * len(rows)
+    seen, events = on_grid(rows)
+    known, found = SurvfuncRight(seen, events), curves(result)["all"]
+    at = [int(np.flatnonzero(known.surv_times == time)[0]) for time in GRID]
+    assert found["survival"].to_numpy() == pytest.approx(known.surv_prob[at], abs=1e-9)
+    assert found["se"].to_numpy() == pytest.approx(known.surv_prob_se[at], abs=1e-9)
+    assert found["at_risk"].tolist() == known.n_risk[at].tolist()
+    assert result.summary["test_fraction"] == 0
+    assert any("samples that it was fitted to" in note for note in result.summary["notes"])
+    assert [verdict["kind"] for verdict in result.summary["verdicts"]] == ["fitted samples"]
+    assert fedfill.resume(tmp_path / "run", data=rows).was_finished
+
+
+def test_what_is_told_by_the_figures_of_training_rows_is_in_the_account(tmp_path: Path) -> None:
+    for share, told in ((0, True), (0.1, False)):
+        account = run("kaplanmeier", tmp_path / str(share), target_epsilon=3.0, test_fraction=share).summary["privacy"]
+        assert ("test_fraction 0" in account["statement"]) == told
+
+
 def test_every_split_gives_the_same_bits(tmp_path: Path) -> None:
     splits: list[dict[str, Any]] = [
         {}, {"partition": "iid", "clients": 3}, {"partition": "dirichlet:0.5", "clients": 3}, {"target_epsilon": 2.0, "trust": "server"},

@@ -28,7 +28,13 @@ def flags(*command: str) -> set[str]:
 
 
 def test_each_command_has_the_options_that_it_can_use() -> None:
-    hosts = {"data_fraction", "domain_fractions", "partition", "device"}  # these have the data and their machines
+    hosts = {
+        "data_fraction",
+        "domain_fractions",
+        "test_fraction",
+        "partition",
+        "device",
+    }  # these have the data and their machines
     assert flags("run") == FIELDS == {*Experiment.model_fields} - {"algorithm", "settings", "model_settings", "own"}
     assert flags("compare") == FIELDS - {"seed"}
     assert flags("resume") == INCIDENTAL | PLACES | {"rounds", "algorithm", "model", "partition", "data"}
@@ -47,7 +53,7 @@ def test_groups_of_fields() -> None:
     assert {"engine", "workers", "stack", "ray_address", "gpus_per_worker"} == SIMULATION
     assert {
         "data", "data_dir", "data_fraction", "domain_fractions", "image_size", "partition", "clients", "client_test",
-        "client_validation", "labelled_per_client", "schema_file",
+        "client_validation", "labelled_per_client", "schema_file", "test_fraction",
     } == DATA  # fmt: skip
 
 

@@ -50,6 +50,16 @@ def test_what_goes_in_comes_out_and_the_bytes_are_the_same_each_time(tmp_path: P
     assert again.origin.epsilon is None
 
 
+def test_a_test_set_is_held_out_as_it_was_for_the_run(tmp_path: Path) -> None:
+    assert b"test_fraction" not in written(tmp_path / "a.safetensors").read_bytes()
+    found = load(str(written(tmp_path / "b.safetensors", test_fraction=0.1)))
+    assert len(found.test) == len(load("digits", test_fraction=0.1).test) < len(load("digits").test)
+    extra = with_extra(divided("digits", test_fraction=0.1), str(tmp_path / "b.safetensors"))
+    assert "test_fraction 0.1" in extra.notes[-1]
+    with refused("data", "c.safetensors", "test_fraction 0"):
+        load(str(written(tmp_path / "c.safetensors", test_fraction=0.0)))
+
+
 def tensors(**changes: torch.Tensor | None) -> dict[str, torch.Tensor]:
     given = {"inputs": samples().inputs, "labels": samples().labels, **changes}
     return {name: tensor for name, tensor in given.items() if tensor is not None}

@@ -129,6 +129,7 @@ def test_classes_and_shape_of_ones_own(tmp_path: Path) -> None:
         ({"clients": 0}, "clients", (0, "at least 1")),
         ({"learning_rat": 1}, "setting", ("fedavg", "'learning_rat'", "'learning_rate'")),
         ({"min_replies": 4}, "min_replies", (4, 3)),
+        ({"test_fraction": 0}, "test_fraction", ("found 0", "client_test")),
     ],
 )
 def test_a_slip_writes_nothing(

@@ -30,13 +30,15 @@ def test_a_setting_that_is_none_leaves_an_experiment_what_it_was(monkeypatch: py
     clients = [(inputs, labels, inputs, labels)] * 2
     initial = {"weight": torch.ones(2, 1), "bias": torch.zeros(2)}
 
-    def digest(number: int | None) -> str:
+    def digest(number: int | None, share: float | None = None) -> str:
         federation = federate(clients, seed=0)
-        experiment = Experiment(algorithm="fedavg", labelled_per_client=number)
+        experiment = Experiment(algorithm="fedavg", labelled_per_client=number, test_fraction=share)
+        assert ("test_fraction" in experiment.model_dump()) == (share is not None)
         return Prepared(experiment, FedAvg(), federation, nn.Linear(1, 2), initial).digest
 
     assert digest(None) == "41a3ed242c72c05c"
     assert len({digest(number) for number in (None, 1, 100)}) == 3
+    assert len({digest(None, share) for share in (None, 0, 0.1)}) == 3
 
 
 def test_what_a_network_of_ones_own_holds_beside_its_tensors_makes_another_experiment(tmp_path: Path) -> None:

@@ -190,6 +190,9 @@ def test_the_division_is_compared(made: Callable[[str], fedfill.Result]) -> None
         for key, change in {"same": {}, "seed": {"seed": 1}, "clients": {"clients": 5}}.items()
     }
     assert said == {"same": False, "seed": True, "clients": True}
+    whose = ("in clients' own test", "in the test set and in clients' own test")
+    for change, words in zip(({"seed": 1}, {"test_fraction": 0.3}), whose, strict=True):
+        assert any(words in text for text in begun("fedavg", made("fedavg"), **change).federation.notes)
 
 
 def test_another_release_is_named(made: Callable[[str], fedfill.Result], tmp_path: Path) -> None:

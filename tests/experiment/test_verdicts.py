@@ -13,6 +13,7 @@ import fedfill
 from fedfill.experiment import verdicts
 from fedfill.experiment.verdicts import (
     BALANCED,
+    FITTED,
     LEFT_BEHIND,
     NOT_CONVERGED,
     NOTHING_LEARNT,
@@ -200,6 +201,14 @@ def test_a_private_head_on_open_training_is_told(tmp_path: Path) -> None:
     for head, expected in (("fed3r:target_epsilon=3", True), ("fed3r", False)):
         summary = fedfill.run("fedavg", out=tmp_path / head[-1], head=head, **options).summary
         assert ("partly private" in [verdict["kind"] for verdict in summary["verdicts"]]) == expected
+
+
+def test_a_test_set_of_training_samples_is_told_once(tmp_path: Path) -> None:
+    assert kinds(figures()) == kinds(figures(test_fraction=0.1)) == []
+    assert kinds(figures(test_fraction=0)) == [FITTED]
+    options = {"clients": 2, "rounds": 1, "partition": "iid", "data_fraction": 0.2, "local_epochs": 1}
+    found = fedfill.compare(["fedavg", "fedprox"], seeds=[0], test_fraction=0, out=tmp_path, **options)
+    assert [verdict.kind for verdict in of_comparison(found)].count(FITTED) == 1
 
 
 def test_who_still_rises_is_told() -> None:

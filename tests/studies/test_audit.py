@@ -275,6 +275,7 @@ def test_the_lattice_sees_coarse_noise_and_nothing_else():
         ("level", {"level": "client"}),
         ("confidence", {"confidence": 1.0}),
         ("engine", {"engine": "ray"}),
+        ("test_fraction", {"test_fraction": 0}),
     ],
 )
 def test_what_is_refused(setting, words):

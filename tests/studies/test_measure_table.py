@@ -51,6 +51,10 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     fedfill.run("fedzdas", out=place / "others", rounds=1, clients=2, partition="iid", **few, **options)
     survival = {"data": place / "times.csv", "schema_file": GIVEN["their schema"]()}
     fedfill.run("mst", out=place / "times", partition="domain", **{**options, **survival})
+    fedfill.run("mst", out=place / "every", partition="domain", test_fraction=0, **options)
+    fedfill.run("mst", out=place / "tenth", partition="domain", test_fraction=0.1, **options)
+    for name in ("every", "tenth"):
+        synthesise(place / name, out=place / f"{name}.parquet")
     synthesise(place / "plain", out=place / "made.parquet")
     synthesise(place / "plain", out=place / "each.parquet", per_class=20)
     synthesise(place / "plain", out=place / "made.safetensors", per_class=20)
@@ -158,6 +162,8 @@ def test_another_algorithms_rows_and_those_of_a_file(place: Path) -> None:
         ("made.parquet", {"oracle": "central"}, "oracle", ("central", "made.parquet")),
         ("each.parquet", {}, "measure", ("each.parquet", "20 rows", "--per-class")),
         ("made.safetensors", {}, "measure", ("made.safetensors", ".parquet")),
+        ("every", {}, "measure", ("every", "test_fraction 0")),
+        ("every.parquet", {}, "measure", ("every.parquet", "test_fraction 0")),
         ("people.csv", {}, "measure", ("people.csv",)),
         ("nowhere.parquet", {}, "measure", ("nowhere.parquet", "fedfill synthesise")),
     ],
@@ -169,6 +175,15 @@ def test_slips(made: Path, subject: str, options: dict[str, Any], setting: str, 
     with refused(setting, *facts):
         measure(made / subject, **options)
     assert sorted(made.rglob("*")) == before
+
+
+def test_a_file_is_measured_beside_the_test_rows_that_its_run_held_out(place: Path) -> None:
+    metadata = {name: pq.read_schema(place / f"{name}.parquet").metadata[b"fedfill"] for name in ("made", "tenth")}
+    assert [json.loads(text).get("test_fraction") for text in metadata.values()] == [None, 0.1]
+    assert b"test_fraction" not in metadata["made"], "files are as they were"
+    of_file, of_run = measure(place / "tenth.parquet", data_dir=place).document, measure(place / "tenth").document
+    assert of_file["rows"] == of_run["rows"] == {"synthetic": 359, "training": 359, "test": 41}
+    assert of_file["workload"] == of_run["workload"]
 
 
 def without(key: bytes) -> Callable[[Any], Any]:
@@ -219,3 +234,21 @@ def test_what_is_read_is_what_was_drawn(made: Path) -> None:
     assert agreed == schema()
     rows = pq.read_table(made / "made.parquet")
     assert np.array_equal(agreed.codes_of(held.samples.inputs, held.samples.labels), agreed.codes(rows, "made"))
+
+
+def test_its_rows_lie_beside_the_real_ones_of_the_same_schema(made: Path, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"rounds": 1, "local_steps": 1, "partition": "domain", "client_test": 0.0, "quiet": True}
+    data = {"data": made / "people.csv", "schema_file": GIVEN["its schema"]()}
+    extra = str(made / "each.parquet")
+    plain = fedfill.run("fedavg", out=tmp_path / "plain", **options, **data)
+    more = fedfill.run("fedavg", out=tmp_path / "more", extra=extra, **options, **data)
+    counts = [json.loads((tmp_path / name / "partition.json").read_text())["clients"] for name in ("plain", "more")]
+    assert (np.array(counts[1]) == np.array(counts[0]) + 20).all()  # so many of each class, for each client
+    assert more.summary["weights_sha256"] != plain.summary["weights_sha256"]
+    other = {"data": made / "times.csv", "schema_file": GIVEN["their schema"]()}
+    with refused("extra", "each.parquet", "another schema"):
+        fedfill.run("fedavg", out=tmp_path / "other", extra=extra, **options, **other)
+    with refused("extra", "each.parquet", "a schema"):
+        fedfill.run("fedavg", data="digits", extra=extra, out=tmp_path / "digits", rounds=1)
+    with refused("extra", "nowhere.parquet", "found no file"):
+        fedfill.run("fedavg", out=tmp_path / "none", extra="nowhere.parquet", **options, **data)

@@ -286,6 +286,9 @@ def test_rules() -> None:
         "patches" in label for label in labels(seen(), "everyone", (1, 8, 8)) | labels(seen(), "everyone", (30,))
     )
     assert labels(seen(), "everyone", private=True) == {"fed3r", "softmax"}
+    found = [{entry.label for entry in entries(seen(), "everyone", (30,), private, True)} for private in (False, True)]
+    assert ["cox" in labels for labels in found] == [True, False]  # of times to an event
+    assert "cox" not in labels(seen(), "everyone")
     assert (goal_of(seen(), False), goal_of(seen(drift=0.1), False), goal_of(seen(), True)) == (
         "everyone",
         "own",

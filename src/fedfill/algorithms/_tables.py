@@ -50,7 +50,7 @@ class SyntheticTable(NoisySums, Algorithm):
     """Share of the squared privacy budget for the counts of single columns."""
     share_select: float = Field(default=0.3, gt=0, lt=1)
     """Share for the choice of pairs, where there is one."""
-    rows: int | None = Field(default=None, ge=1, le=10_000_000)
+    rows: int | None = Field(default=None, ge=2, le=10_000_000)
     """Synthetic rows that the network is trained on; none: as many as the noisy counts say there are."""
     classifier_epochs: int = Field(default=5, ge=1)
     """Passes over these rows, with batch_size, optimizer and learning_rate."""
@@ -123,7 +123,7 @@ class SyntheticTable(NoisySums, Algorithm):
         seed = int(torch.randint(2**62, (1,), generator=server.stream("rows"), device=server.stream("rows").device))
         draw = np.random.default_rng(seed)
         root = None if per_class is None else np.repeat(np.arange(server.classes), per_class)
-        n = len(root) if root is not None else self.rows or max(1, round(made.total))
+        n = len(root) if root is not None else self.rows or max(2, round(made.total))  # batch norm can't train on one
         return samples_of(schema, made.sample(n, draw, root), draw).to(server.sample.inputs.device)
 
     def synthetic(self, server: Server, per_class: int | None = None) -> Samples | None:

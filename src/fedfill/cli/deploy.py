@@ -50,7 +50,9 @@ def rehearse(
 )
 @takes(
     # the hosts have the data and their own machines
-    FIELDS - SIMULATION - {"start_from", "extra", "data_fraction", "domain_fractions", "partition", "device"},
+    FIELDS
+    - SIMULATION
+    - {"start_from", "extra", "data_fraction", "domain_fractions", "test_fraction", "partition", "device"},
     settings=True,
     data="A data set that looks like the hosts', or a name for theirs. [default: digits]",
     clients="Number of hosts. [default: 3]",

@@ -28,6 +28,10 @@ SPLIT = (
     "Test set: none came with the data, so a fixed stratified fifth is kept as the test set, the same for every seed."
 )
 NONE = "Test set: none came with the data, and the samples are too few to hold one out."
+FITTED = (
+    "Test set: none came with the data, and none was held out (test_fraction 0). All samples are used for training and as "
+    "the test set: the model is judged on samples that it was fitted to."
+)
 
 
 @dataclass(frozen=True)
@@ -112,8 +116,9 @@ Parts = Mapping[str, tuple[Part, Part | None]]
 
 
 def source_of(
-    name: str, where: str, train: Part, test: Part | None, everyone: int | None = None, sized: bool = False
-) -> Source:
+    name: str, where: str, train: Part, test: Part | None, everyone: int | None = None, sized: bool = False,
+    test_fraction: float | None = None,
+) -> Source:  # fmt: skip
     """The source of what was read, with a part of it held out where it brought no test set.
 
     Args:
@@ -124,6 +129,7 @@ def source_of(
         everyone: For the data of one client, how many samples all clients have. Its own may then be too few for a test
             set, and classes that it lacks may outnumber them.
         sized: Whether all are images of one size by demand: where some are in colour, the grey ones become so too.
+        test_fraction: Which share is held out, 0..0.5; with 0 the training samples are the test set too. None: `TEST_SHARE`.
 
     Returns:
         The source.
@@ -131,7 +137,9 @@ def source_of(
     if sized:
         train, test = _same_channels({"": (train, test)})[""]
     if everyone is None and (train.domains is not None or (test is not None and test.domains is not None)):
-        return join(name, where, _by_name(train, test, where))
+        return join(name, where, _by_name(train, test, where), test_fraction=test_fraction)
+    if everyone is None:  # else another client may need it
+        refuse_fraction(test_fraction, where, [test])
     parts = (train,) if test is None else (train, test)
     class_names = _names(parts, everyone or sum(len(part.samples) for part in parts))
     if test is not None:
@@ -143,19 +151,37 @@ def source_of(
         check_alike(train.samples.inputs, test.samples.inputs, where)
         check_labels(test.samples.labels.numpy(), class_names, f"{where}, test set")
         return Source(name, train.samples, test.samples, class_names, OWN)
-    kept, held = _split(train)
+    kept, held = _split(train, test_fraction)
     if not len(held) and everyone is None:
-        raise FedfillError(too_few(where, f"{len(train.samples):,} samples"))
-    return Source(name, kept, held, class_names, SPLIT if len(held) else NONE)
+        raise FedfillError(too_few(where, f"{len(train.samples):,} samples", test_fraction))
+    return Source(name, kept, held, class_names, _split_note(test_fraction) if len(held) else NONE)
 
 
-def _split(part: Part, *domain: str) -> tuple[Samples, Samples]:
-    """What stays for training, and a stratified share for testing."""
+def refuse_fraction(test_fraction: float | None, where: str, tests: Iterable[Any]) -> None:
+    """Refuse a share for a test set where each part has one already, in a sentence that names what `where` begins with."""
+    if test_fraction is not None and all(test is not None for test in tests):
+        raise FedfillError(
+            f"test_fraction: found {test_fraction:g} with {where}, which have a test set of their own; allowed: none"
+        )
+
+
+def _split(part: Part, test_fraction: float | None, *domain: str) -> tuple[Samples, Samples]:
+    """What is trained on, and a stratified share for testing; with a share of 0 all samples for both."""
     samples = part.samples
+    if test_fraction == 0:
+        return samples, samples
     strata = samples.strata if part.strata is None else part.strata
+    share = TEST_SHARE if test_fraction is None else test_fraction
     # the seed is fixed forever: every experiment on a data set has the same test set
-    kept, held = hold_out(strata, TEST_SHARE, numpy_stream(0, "fixed-test", *domain))
+    kept, held = hold_out(strata, share, numpy_stream(0, "fixed-test", *domain))
     return samples[torch.from_numpy(kept)], samples[torch.from_numpy(held)]
+
+
+def _split_note(test_fraction: float | None) -> str:
+    """Where the test set comes from that was held out."""
+    if test_fraction == 0:
+        return FITTED
+    return SPLIT if test_fraction is None else SPLIT.replace("fifth", f"share of {test_fraction:g}")
 
 
 def _by_name(train: Part, test: Part | None, where: str) -> Parts:
@@ -194,7 +220,7 @@ def _same_channels(parts: Parts) -> Parts:
     return {name: (coloured(train), test and coloured(test)) for name, (train, test) in parts.items()}
 
 
-def join(name: str, where: str, parts: Parts, sized: bool = False) -> Source:
+def join(name: str, where: str, parts: Parts, sized: bool = False, test_fraction: float | None = None) -> Source:
     """The source of several domains, one after the other, of each of which a part is held out where it brings no test set.
 
     Args:
@@ -202,12 +228,14 @@ def join(name: str, where: str, parts: Parts, sized: bool = False) -> Source:
         where: The beginning of an error sentence.
         parts: What was read of each domain.
         sized: As for `source_of`.
+        test_fraction: Likewise, of each domain that brings no test set; at least one does not where it is given.
 
     Returns:
         The source.
     """
     if sized:
         parts = _same_channels(parts)
+    refuse_fraction(test_fraction, where, [test for _, test in parts.values()])
     everything = [part for pair in parts.values() for part in pair if part is not None]
     class_names = _names(
         sorted(everything, key=lambda part: part.names is None), sum(len(p.samples) for p in everything)
@@ -224,14 +252,20 @@ def join(name: str, where: str, parts: Parts, sized: bool = False) -> Source:
                     f"{', '.join(class_names)}; all domains need the same classes in the same order"
                 )
             check_labels(part.samples.labels.numpy(), class_names, f"{where}, domain '{domain}'")
-        halves.append(_split(train, domain) if test is None else (train.samples, test.samples))
+        halves.append(_split(train, test_fraction, domain) if test is None else (train.samples, test.samples))
     without = [domain for domain, (_, test) in parts.items() if test is None]
     trains, tests = zip(*halves, strict=True)
     if not any(map(len, tests)):
-        raise FedfillError(too_few(where, f"samples of each of {len(parts)} domains"))
-    note = SPLIT if len(without) == len(parts) else OWN
+        raise FedfillError(too_few(where, f"samples of each of {len(parts)} domains", test_fraction))
+    note = _split_note(test_fraction) if len(without) == len(parts) else OWN
     if without and note == OWN:
-        note += f" Of {', '.join(without)}, which came without one, a fixed stratified fifth."
+        held = "fifth" if test_fraction is None else f"share of {test_fraction:g}"
+        held = (
+            "the training samples themselves, which the model is fitted to"
+            if test_fraction == 0
+            else f"a fixed stratified {held}"
+        )
+        note += f" Of {', '.join(without)}, which came without one, {held}."
     index = (np.repeat(np.arange(len(parts)), [len(samples) for samples in half]) for half in (trains, tests))
     return Source(name, together(trains), together(tests), class_names, note, Domains(tuple(parts), *index))
 
@@ -241,8 +275,10 @@ def together(parts: Sequence[Samples]) -> Samples:
     return Samples(torch.cat([part.inputs for part in parts]), torch.cat([part.labels for part in parts]))
 
 
-def too_few(where: str, what: str) -> str:
+def too_few(where: str, what: str, test_fraction: float | None = None) -> str:
     """The sentence for samples of which no test set can be held out."""
+    if test_fraction is not None:
+        return f"test_fraction: found {test_fraction:g} with {where}, which holds out none of the {what}; allowed: a larger share, or 0"
     return f"{where}: there is no test set and the {what} are too few to hold one out; give at least 3 of a class"
 
 

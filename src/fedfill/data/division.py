@@ -39,11 +39,12 @@ def federate(
     image_size: int | None = None,
     domain_fractions: str | None = None,
     schema: Schema | None = None,
+    test_fraction: float | None = None,
 ) -> Federation:
     """Load a data set and divide it among clients.
 
     A list of data sets is a partition of its own: each client gets one, and `partition` and `client_test` aren't used.
-    Each client's own test split is then the test set of its data (where they have none, a fixed stratified fifth, and
+    Each client's own test split is then the test set of its data (where they have none, what `test_fraction` says, and
     nothing where they are too few for that), and the global test set is all of these together. So it is with the partition
     ``domain``: each client's own test split is the whole test set of its domain, and `client_test` is used only by clients of
     a domain that has none.
@@ -64,6 +65,8 @@ def federate(
         image_size: Pixels to a side to bring every image of data by name to, grey where all are grey; None: as they are.
         domain_fractions: Shares of single domains in place of `fraction`, such as ``"svhn=0.2,mnist_m=0.14"``.
         schema: What a table's columns hold; None: as the training table says.
+        test_fraction: The share of each class that is held out as everyone's test set where the data bring none, 0..0.5; with 0
+            none is, and the training samples are the test set too. None: a fifth.
 
     Returns:
         The federation.
@@ -73,6 +76,7 @@ def federate(
     """
     for name, value, fits, needed in (
         ("data_fraction", fraction, 0 < fraction <= 1, "a number above 0 and up to 1"),
+        ("test_fraction", test_fraction, 0 <= (test_fraction or 0) <= 0.5, "a share from 0 to 0.5"),
         ("client_test", client_test, 0 <= client_test <= 0.5, "a share from 0 to 0.5"),
         ("client_validation", client_validation, 0 <= (client_validation or 0) <= 0.5, "a share from 0 to 0.5"),
         ("labelled_per_client", labelled_per_client, _is_count(labelled_per_client), "a whole number of at least 1"),
@@ -84,7 +88,11 @@ def federate(
         raise FedfillError(
             f"image_size: found {image_size}, but data from Python keep their shape; it goes with data by name"
         )
-    source = load(data, data_dir, image_size, schema) if isinstance(data, str) else from_python(data, schema=schema)
+    source = (
+        load(data, data_dir, image_size, schema, test_fraction)
+        if isinstance(data, str)
+        else from_python(data, schema=schema, test_fraction=test_fraction)
+    )
     if isinstance(source, Source):
         shares = _fractions(domain_fractions, source)
         federation = _divided(source, fraction, shares, partition, clients, seed, client_test)

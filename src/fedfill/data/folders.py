@@ -27,8 +27,9 @@ SPLITS = frozenset({"train", "training", "test", "testing", "val", "valid", "val
 
 
 def from_folder(
-    name: str, folder: Path, one_of_many: bool = False, size: int | None = None, schema: Schema | None = None
-) -> Source:
+    name: str, folder: Path, one_of_many: bool = False, size: int | None = None, schema: Schema | None = None,
+    test_fraction: float | None = None,
+) -> Source:  # fmt: skip
     """A source from a folder of Parquet files, images or tables.
 
     Args:
@@ -37,6 +38,7 @@ def from_folder(
         one_of_many: Whether it holds the data of one client alone, which may lack classes and a test set.
         size: Pixels to a side to bring every image to, grey where all are grey; None: as they are.
         schema: What a table's columns hold; None: as the training table says.
+        test_fraction: As for `dataset.source_of`.
 
     Returns:
         The source.
@@ -45,7 +47,7 @@ def from_folder(
         FedfillError: Where it can't be read.
     """
     with readable(f"data '{name}'", folder):
-        return _from_folder(name, folder, one_of_many, size, schema)
+        return _from_folder(name, folder, one_of_many, size, schema, test_fraction)
 
 
 @contextmanager
@@ -57,7 +59,9 @@ def readable(where: str, folder: Path) -> Iterator[None]:
         raise FedfillError(f"{where}: '{folder}' can't be read ({first_line(error)})") from error
 
 
-def _from_folder(name: str, folder: Path, one_of_many: bool, size: int | None, schema: Schema | None) -> Source:
+def _from_folder(
+    name: str, folder: Path, one_of_many: bool, size: int | None, schema: Schema | None, test_fraction: float | None
+) -> Source:
     where = f"data '{name}'"
     if (tables := find_tables(folder)) is not None:
         if one_of_many and schema is None:
@@ -70,7 +74,8 @@ def _from_folder(name: str, folder: Path, one_of_many: bool, size: int | None, s
         log.info("reading %s", name)
         train, test, columns, note = read_tables(*tables, where, schema, sited=not one_of_many)
         everyone = sys.maxsize if one_of_many else None
-        return fitted(source_of(name, where, train, test, everyone=everyone), columns, note)
+        source = source_of(name, where, train, test, everyone=everyone, test_fraction=test_fraction)
+        return fitted(source, columns, note)
     folder = descend(folder, where)
     layout = find_layout(folder)
     if layout is None:
@@ -81,11 +86,10 @@ def _from_folder(name: str, folder: Path, one_of_many: bool, size: int | None, s
     log.info("reading %s", name)
     sized = size is not None
     if layout == "domains":
-        return join(
-            name, where, {domain: (part, None) for domain, part in read_domains(folder, None, size).items()}, sized
-        )
+        parts: Parts = {domain: (part, None) for domain, part in read_domains(folder, None, size).items()}
+        return join(name, where, parts, sized, test_fraction)
     if layout == "splits" and find_layout(folder / "train") == "domains":
-        return join(name, where, _split_domains(folder, where, size), sized)
+        return join(name, where, _split_domains(folder, where, size), sized, test_fraction)
     if layout == "parquet":
         train = read_parquet(folder, "train", size)
         test = read_parquet(folder, "test", size) if any(folder.glob("test*.parquet")) else None
@@ -96,7 +100,8 @@ def _from_folder(name: str, folder: Path, one_of_many: bool, size: int | None, s
         test = read_images(folder / "test", train.names, size) if (folder / "test").is_dir() else None
     else:
         train, test = read_images(folder, None, size), None
-    return source_of(name, where, train, test, everyone=sys.maxsize if one_of_many else None, sized=sized)
+    everyone = sys.maxsize if one_of_many else None
+    return source_of(name, where, train, test, everyone=everyone, sized=sized, test_fraction=test_fraction)
 
 
 def _split_domains(folder: Path, where: str, size: int | None) -> Parts:

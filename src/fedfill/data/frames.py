@@ -12,7 +12,7 @@ import numpy as np
 
 from fedfill.data.cells import DOMAIN_COLUMN, LABEL, is_number
 from fedfill.data.columns import Columns
-from fedfill.data.dataset import Part, Source, join, label_array, source_of, together, too_few
+from fedfill.data.dataset import Part, Source, join, label_array, refuse_fraction, source_of, together, too_few
 from fedfill.data.schema import Schema
 from fedfill.data.tables import fitted, note_of, of_tables, part_by, sound
 from fedfill.errors import FedfillError, first_line, shown
@@ -57,8 +57,9 @@ def _with_strings(table: Any) -> Any:
 
 
 def from_frames(
-    data: Any, name: str, class_names: Sequence[str] | None, schema: Schema | None = None
-) -> Source | list[Source]:
+    data: Any, name: str, class_names: Sequence[str] | None, schema: Schema | None = None,
+    test_fraction: float | None = None,
+) -> Source | list[Source]:  # fmt: skip
     """A source from tables, or for a list one source per client; columns, classes and scaling are those of all together.
 
     Args:
@@ -67,6 +68,7 @@ def from_frames(
         name: What to call it.
         class_names: As for `fedfill.data.tables.of_tables`.
         schema: What the columns hold, the target and the site among them; None: as the training table says.
+        test_fraction: As for `fedfill.data.dataset.source_of`.
 
     Returns:
         The source or sources.
@@ -76,16 +78,17 @@ def from_frames(
     """
     if isinstance(data, list):
         wheres = [f"data of client {client}" for client in range(len(data))]
-        return _by_client(data, wheres, name, class_names, schema)
+        return _by_client(data, wheres, name, class_names, schema, test_fraction)
     if isinstance(data, dict):
         wheres = [f"data of domain '{domain}'" for domain in data]
         parts, columns, note = _parts([*data.values()], wheres, class_names, schema)
         domains = [str(domain).strip() for domain in data]
         if twice := next((domain for domain in domains if domains.count(domain) > 1), None):
             raise FedfillError(f"data: the domain '{twice}' is there twice")
-        return fitted(join(name, "data", dict(zip(domains, parts, strict=True))), columns, note)
+        by_domain = dict(zip(domains, parts, strict=True))
+        return fitted(join(name, "data", by_domain, test_fraction=test_fraction), columns, note)
     ((train, test),), columns, note = _parts([data], ["data"], class_names, schema, domains=True)
-    return fitted(source_of(name, "data", train, test), columns, note)
+    return fitted(source_of(name, "data", train, test, test_fraction=test_fraction), columns, note)
 
 
 def _parts(
@@ -123,13 +126,18 @@ def _by_client(
     name: str,
     class_names: Sequence[str] | None,
     schema: Schema | None,
+    test_fraction: float | None,
 ) -> list[Source]:
     """One source for each client, scaled alike."""
     parts, columns, note = _parts(data, wheres, class_names, schema)
     everyone = sum(len(part.samples) for pair in parts for part in pair if part is not None)
-    raw = [source_of(name, where, *pair, everyone=everyone) for where, pair in zip(wheres, parts, strict=True)]
+    refuse_fraction(test_fraction, "data", [test for _, test in parts])
+    raw = [
+        source_of(name, where, *pair, everyone=everyone, test_fraction=test_fraction)
+        for where, pair in zip(wheres, parts, strict=True)
+    ]
     if not any(len(source.test) for source in raw):
-        raise FedfillError(too_few("data", "samples of each client"))
+        raise FedfillError(too_few("data", "samples of each client", test_fraction))
     columns = columns.fitted(together([source.train for source in raw]).inputs)
     return [
         replace(

@@ -20,6 +20,7 @@ from fedfill.data.dataset import (
     label_array,
     numbered,
     parts_of,
+    refuse_fraction,
     source_of,
     too_few,
 )
@@ -55,22 +56,24 @@ def dataset(data: Any, *, class_names: Sequence[str] | None = None) -> Source | 
 
 
 def from_python(
-    data: Any, name: str = "python", class_names: Sequence[str] | None = None, schema: Schema | None = None
-) -> Source | list[Source]:
+    data: Any, name: str = "python", class_names: Sequence[str] | None = None, schema: Schema | None = None,
+    test_fraction: float | None = None,
+) -> Source | list[Source]:  # fmt: skip
     """A source from objects in memory, of one or several domains, or one source per client from a list of them.
 
     Accepted are what `frames.from_frames` takes, a tuple ``(inputs, labels)`` or ``(inputs, labels, test_inputs, test_labels)`` of numpy arrays or torch
     tensors, a `datasets.Dataset`, a `datasets.DatasetDict` with ``train`` and perhaps ``test``, and a `Source`. Inputs
     are uint8 images ``[n, h, w]``, ``[n, h, w, c]`` or ``[n, c, h, w]`` with 1 or 3 channels (read as ``[n, c, h, w]``
     where both fit), or floats ``[n, ...]``, which keep their values and become float32. Where no test set is given, a
-    fixed stratified fifth is held out; in a list, the test set of a client with too few samples for that is empty, and in
-    a dict that of a domain.
+    fixed stratified fifth is held out, or what `test_fraction` says; in a list, the test set of a client with too few samples for that is empty, and in
+    a dict that of a domain. A `Source` has its test set already.
 
     Args:
         data: One of these forms, a dict with one of them by domain, or a list with one of them per client.
         name: What to call it.
         class_names: In the order of their indices; None: of labels that are words these, in the order of the alphabet.
         schema: What a table's columns hold, the target and the site among them; None: as the training table says.
+        test_fraction: As for `dataset.source_of`.
 
     Returns:
         A source, or for a list one source per client.
@@ -87,13 +90,19 @@ def from_python(
     if schema is not None and not holds_frame(data):
         raise FedfillError(f"schema_file: found a schema with {shown(data)}, which is no table; allowed: none")
     if holds_frame(data):
-        return from_frames(data, name, class_names, schema)
+        return from_frames(data, name, class_names, schema, test_fraction)
     names = class_names or _words_of(data)
     if isinstance(data, list):
-        return _by_client(data, name, names)
+        return _by_client(data, name, names, test_fraction)
     if isinstance(data, dict) and not _is_datasets(data):
-        return _by_domain(data, name, names)
-    return data if isinstance(data, Source) else source_of(name, "data", *_one(data, "data", names))
+        return _by_domain(data, name, names, test_fraction)
+    if isinstance(data, Source):
+        if test_fraction is not None:
+            raise FedfillError(
+                f"test_fraction: found {test_fraction:g} with a data set whose test set is apart already; allowed: none, or the arrays or the table that it was made of"
+            )
+        return data
+    return source_of(name, "data", *_one(data, "data", names), test_fraction=test_fraction)
 
 
 def _checked_names(class_names: Any) -> tuple[str, ...]:
@@ -129,7 +138,7 @@ def _are_words(labels: np.ndarray[Any, Any]) -> bool:
     return bool(labels.size) and labels.ndim == 1 and all(isinstance(label, str) for label in labels)
 
 
-def _by_client(data: list[Any], name: str, names: tuple[str, ...] | None) -> list[Source]:
+def _by_client(data: list[Any], name: str, names: tuple[str, ...] | None, test_fraction: float | None) -> list[Source]:
     """One source per client. Each may be small, so what needs many samples is asked of all clients together."""
     if not data:
         raise FedfillError("data: the list of clients' data sets is empty, but at least one is needed")
@@ -137,14 +146,17 @@ def _by_client(data: list[Any], name: str, names: tuple[str, ...] | None) -> lis
         item if isinstance(item, Source) else _one(item, f"data of client {client}", names)
         for client, item in enumerate(data)
     ]
+    refuse_fraction(test_fraction, "data", [item.test if isinstance(item, Source) else item[1] for item in read])
     parts = (part for item in read for part in (parts_of(item) if isinstance(item, Source) else item))
     everyone = sum(len(part.samples) for part in parts if part is not None)
     sources = [
-        item if isinstance(item, Source) else source_of(name, f"data of client {client}", *item, everyone=everyone)
+        item
+        if isinstance(item, Source)
+        else source_of(name, f"data of client {client}", *item, everyone=everyone, test_fraction=test_fraction)
         for client, item in enumerate(read)
     ]
     if not any(len(source.test) for source in sources):
-        raise FedfillError(too_few("data", "samples of each client"))
+        raise FedfillError(too_few("data", "samples of each client", test_fraction))
     return sources
 
 
@@ -153,7 +165,7 @@ def _is_datasets(data: Any) -> bool:
     return type(data).__module__.partition(".")[0] == "datasets"
 
 
-def _by_domain(data: dict[Any, Any], name: str, names: tuple[str, ...] | None) -> Source:
+def _by_domain(data: dict[Any, Any], name: str, names: tuple[str, ...] | None, test_fraction: float | None) -> Source:
     """The source of a dict of data sets by domain."""
     if not data:
         raise FedfillError("data: the dict of domains is empty, but at least one is needed")
@@ -168,7 +180,7 @@ def _by_domain(data: dict[Any, Any], name: str, names: tuple[str, ...] | None) -
                 f"data: the domain '{called}' is there twice; a number counts as its name, and blanks around it don't count"
             )
         parts[called] = parts_of(item) if isinstance(item, Source) else _one(item, f"data of domain '{called}'", names)
-    return join(name, "data", parts)
+    return join(name, "data", parts, test_fraction=test_fraction)
 
 
 def _one(data: Any, where: str, names: tuple[str, ...] | None) -> tuple[Part, Part | None]:

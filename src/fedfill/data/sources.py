@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from fedfill.data import synthetic
-from fedfill.data.dataset import Part, Source, join, parts_of, source_of
+from fedfill.data.dataset import Part, Source, join, parts_of, refuse_fraction, source_of
 from fedfill.data.folders import find_layout, from_folder, holds_classes_alone, readable
 from fedfill.data.images import pixels
 from fedfill.data.names import is_place, unknown
@@ -51,8 +51,9 @@ JOINED: dict[str, tuple[tuple[str, ...], int]] = {"digits-domains": (("mnist", "
 
 
 def load(
-    name: str, data_dir: Path | str | None = None, size: int | None = None, schema: Schema | None = None
-) -> Source:
+    name: str, data_dir: Path | str | None = None, size: int | None = None, schema: Schema | None = None,
+    test_fraction: float | None = None,
+) -> Source:  # fmt: skip
     """The data set of this name: bundled, else from the data folder, else from the Hugging Face Hub.
 
     Args:
@@ -61,6 +62,7 @@ def load(
         data_dir: Where tables and folders of Parquet files or images lie; the environment variable FEDFILL_DATA where None.
         size: Pixels to a side to bring every image to, grey where all are grey; None: as they are.
         schema: What a table's columns hold; None: as the training table says.
+        test_fraction: As for `dataset.source_of`.
 
     Returns:
         The source. Loading it again in the same process costs nothing and gives the same tensors.
@@ -73,11 +75,14 @@ def load(
     )
     place = os.path.abspath(path_of(setting, folder)) if folder else None
     if synthetic.is_file(name):  # never from the cache: the file may have been written anew
-        return synthetic.as_source(
-            synthetic.locate(name, place), lambda real, side: _load(real, place, setting, side), size
-        )
+        refuse_fraction(test_fraction, f"data '{name}'", [name])
+
+        def real(of: str, side: int | None, share: float | None) -> Source:
+            return _load(of, place, setting, side, test_fraction=share)
+
+        return synthetic.as_source(synthetic.locate(name, place), real, size)
     lies = os.path.abspath(path_of("data", name)) if is_place(name) else None
-    source = _load(name, place, setting, size, lies, None if schema is None else schema.toml())
+    source = _load(name, place, setting, size, lies, None if schema is None else schema.toml(), test_fraction)
     if schema is not None and source.columns is None:
         raise FedfillError(f"schema_file: found a schema with data '{name}', which are no table; allowed: none")
     return source
@@ -85,13 +90,14 @@ def load(
 
 @functools.lru_cache(maxsize=2)
 def _load(
-    name: str, data_dir: str | None, setting: str, size: int | None, place: str | None = None, agreed: str | None = None
-) -> Source:
+    name: str, data_dir: str | None, setting: str, size: int | None, place: str | None = None, agreed: str | None = None,
+    test_fraction: float | None = None,
+) -> Source:  # fmt: skip
     schema = None if agreed is None else from_toml(agreed, "")  # as text, by which what was read can be found again
     if place is not None:
-        return _at(name, Path(place), size, schema)
+        return _at(name, Path(place), size, schema, test_fraction)
     if name == "digits":
-        return _digits(size)
+        return _digits(size, test_fraction)
     if data_dir is not None and not Path(data_dir).is_dir():
         raise FedfillError(
             f"{setting}: '{data_dir}' is not a folder; it should hold folders of Parquet files or images"
@@ -101,7 +107,9 @@ def _load(
     if name in JOINED or (folder is None and name in HUB):
         log.info("reading %s", name)
     if folder is not None:
-        return from_folder(name, folder, size=size, schema=schema)
+        return from_folder(name, folder, size=size, schema=schema, test_fraction=test_fraction)
+    if name in JOINED or name in HUB:
+        refuse_fraction(test_fraction, f"data '{name}'", [name])
     if name in JOINED:
         names, usual = JOINED[name]
         # past the cache, which would keep the parts beside the whole
@@ -116,14 +124,14 @@ def _load(
     raise FedfillError(sentence)
 
 
-def _at(name: str, place: Path, size: int | None, schema: Schema | None) -> Source:
+def _at(name: str, place: Path, size: int | None, schema: Schema | None, test_fraction: float | None) -> Source:
     """The data set of a folder or table that is named by its path, with what was found there."""
     if not (place.is_dir() or _is_table(place)):
         found = "no such folder or file" if not place.exists() else "a file of another kind"
         raise FedfillError(
             f"data: '{name}' is {found}{'' if str(place) == name else f' ({place})'}; allowed: a folder of images or Parquet files, or a table as .csv or .parquet"
         )
-    source = from_folder(place.name, place, size=size, schema=schema)
+    source = from_folder(place.name, place, size=size, schema=schema, test_fraction=test_fraction)
     shape, names = source.train.inputs.shape[1:], source.class_names
     what = f"rows of {shape[0]} numbers"
     if len(shape) == 3:
@@ -132,21 +140,24 @@ def _at(name: str, place: Path, size: int | None, schema: Schema | None) -> Sour
     domains = (
         "" if source.domains is None else f", {len(source.domains.names)} domains ({', '.join(source.domains.names)})"
     )
+    # with a share of 0 samples are in both
+    total = "" if test_fraction == 0 else f"{len(source.train) + len(source.test):,} "
     found = (
-        f"Found in '{place}': {len(source.train) + len(source.test):,} {what}, {len(names)} classes ({some}){domains}; "
+        f"Found in '{place}': {total}{what}, {len(names)} classes ({some}){domains}; "
         f"{len(source.train):,} for training and {len(source.test):,} as the test set."
     )
     return replace(source, note=f"{found} {source.note}")
 
 
-def _digits(size: int | None) -> Source:
+def _digits(size: int | None, test_fraction: float | None) -> Source:
     pictures, labels = _digits_of_scikit_learn()
     images = np.rint(pictures * (255 / 16)).astype(np.uint8)[:, None]
     if size is not None:
         images = np.stack([pixels(Image.fromarray(image[0]), size).transpose(2, 0, 1) for image in images])
     samples = Samples(torch.from_numpy(images), torch.from_numpy(labels))
     where = "data 'digits'"
-    return source_of("digits", where, Part(samples, tuple(str(digit) for digit in range(10)), where), None)
+    part = Part(samples, tuple(str(digit) for digit in range(10)), where)
+    return source_of("digits", where, part, None, test_fraction=test_fraction)
 
 
 def _digits_of_scikit_learn() -> tuple[NDArray[np.float64], NDArray[np.int64]]:

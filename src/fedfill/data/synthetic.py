@@ -50,6 +50,7 @@ class Origin:
         epsilon_added: The same for a record added or removed; None: no guarantee, or no such figure.
         delta: Of both.
         privacy: What is protected, from whom, under which conditions, or that nothing is.
+        test_fraction: With which the run held out that data set's test set; None: none was given.
     """
 
     class_names: tuple[str, ...]
@@ -64,6 +65,11 @@ class Origin:
     epsilon_added: float | None
     delta: float
     privacy: str
+    test_fraction: float | None = None
+
+    def document(self) -> dict[str, Any]:
+        """As JSON keeps it: files of runs without a `test_fraction` have the bytes that they had before there was one."""
+        return {name: value for name, value in asdict(self).items() if name != "test_fraction" or value is not None}
 
     @property
     def words(self) -> str:
@@ -94,7 +100,7 @@ def to_bytes(synthetic: Synthetic) -> bytes:
     """The file's bytes: the same for the same samples and origin."""
     samples = synthetic.samples.to("cpu")
     tensors = {"inputs": samples.inputs.contiguous(), "labels": samples.labels.contiguous()}
-    text = json.dumps(asdict(synthetic.origin), sort_keys=True, allow_nan=False)
+    text = json.dumps(synthetic.origin.document(), sort_keys=True, allow_nan=False)
     # one key alone: the order of several is not the same each time
     return safetensors.torch.save(tensors, {KEY: text})
 
@@ -194,7 +200,7 @@ def _origin(text: str, where: str) -> Origin:
     kinds: dict[str, tuple[type, ...]] = {
         "class_names": (tuple,), "image_size": (int, type(None)), "seed": (int, type(None)), "digest": (str, type(None)), "per_class": (int,),
         "delta": (float,),
-        "epsilon": (float, int, type(None)), "epsilon_added": (float, int, type(None)),
+        "epsilon": (float, int, type(None)), "epsilon_added": (float, int, type(None)), "test_fraction": (float, type(None)),
     }  # fmt: skip
     for field in fields(Origin):
         value = getattr(origin, field.name)
@@ -231,12 +237,16 @@ def locate(name: str, data_dir: Path | str | None = None) -> Path:
     return next((one for one in places if one.is_file()), place)
 
 
-def as_source(path: Path, real: Callable[[str, int | None], Source], size: int | None, setting: str = "data") -> Source:
+Loader = Callable[[str, int | None, float | None], Source]
+"""Loads the data set of a name, with its images brought to a size and a share of it held out as its test set."""
+
+
+def as_source(path: Path, real: Loader, size: int | None, setting: str = "data") -> Source:
     """A file as a data set: its samples to train on, and the real data set's own test set.
 
     Args:
         path: The file.
-        real: Loads the data set of a name, with its images brought to a size.
+        real: Loads the real data set.
         size: What the user asked for as `image_size`.
         setting: What an error's sentence begins with.
 
@@ -252,6 +262,7 @@ def as_source(path: Path, real: Callable[[str, int | None], Source], size: int |
         raise FedfillError(
             f"image_size: found {size} with {path}, whose samples are made; allowed: none, or {origin.image_size or 'no number'} as there"
         )
+    require_test(path, origin.test_fraction, setting)
     test = real_of(found, path, real, setting)
     how = f"{len(found.samples):,} synthetic samples of {path.name} ({origin.words})"
     note = f"Training set: {how}. Their own account: {origin.guarantee}. {test.note}"
@@ -260,7 +271,16 @@ def as_source(path: Path, real: Callable[[str, int | None], Source], size: int |
     )
 
 
-def real_of(found: Synthetic, path: Path, real: Callable[[str, int | None], Source], setting: str = "data") -> Source:
+def require_test(path: Path, test_fraction: float | None, setting: str) -> None:
+    """Refuse a run, or its file, without real samples that nobody trained on: its test set is the training samples themselves."""
+    if test_fraction == 0:
+        raise FedfillError(
+            f"{setting}: {path} was made with test_fraction 0, so that there are no real samples that nobody trained on; allowed: one made "
+            "with some"
+        )
+
+
+def real_of(found: Synthetic, path: Path, real: Loader, setting: str = "data") -> Source:
     """The real data set that a file's samples stand for, which has their classes and their shape.
 
     Args:
@@ -277,7 +297,7 @@ def real_of(found: Synthetic, path: Path, real: Callable[[str, int | None], Sour
     """
     origin = found.origin
     try:
-        source = real(origin.data, origin.image_size)
+        source = real(origin.data, origin.image_size, origin.test_fraction)
     except FedfillError as error:
         raise FedfillError(
             f"{setting}: {path} needs the test set of '{origin.data}', from which it was made ({error}); allowed: --data-dir with that data set"
@@ -291,17 +311,17 @@ def with_extra(federation: Federation, path: str, data_dir: Path | str | None = 
 
     Args:
         federation: Its clients' own test and validation splits stay as they are.
-        path: The file.
+        path: The file; of a table with a schema a Parquet file.
         data_dir: Where it may lie as well.
 
     Returns:
         The federation, with a sentence on what was added and a fingerprint that holds it.
 
     Raises:
-        FedfillError: Where the file is not sound, or doesn't fit the classes or the shape.
+        FedfillError: Where the file is not sound, or doesn't fit the classes, the shape or the schema.
     """
     place = locate(path, data_dir)
-    found = read(place, "extra")
+    found = _rows_of(place, federation.schema) if place.suffix == TABLE else read(place, "extra")
     _require_fit(found, place, federation.test, federation.class_names, "these data", "extra")
     clients = tuple(
         replace(client, train=client.train + found.samples) if len(client.train) else client
@@ -313,8 +333,23 @@ def with_extra(federation: Federation, path: str, data_dir: Path | str | None = 
         f"{'the one client that trains' if some == 1 else f'each of {some:,} clients'}; the class counts hold them. Where they were made from the same records, their own account comes on top of this run's: "
         f"{found.origin.guarantee}."
     )
+    if found.origin.test_fraction is not None:
+        note += f" They were made with test_fraction {found.origin.test_fraction:g}: with another one here, the test set may hold samples that they were made of."
     made = replace(federation, clients=clients, notes=(*federation.notes, note))
     return replace(made, fingerprint=fingerprint(made))
+
+
+def _rows_of(path: Path, schema: Schema | None) -> Synthetic:
+    """A table's rows as inputs of the same schema, but for its site column: its rows come from nowhere."""
+    if not path.is_file():
+        raise FedfillError(f"extra: found no file {path}; allowed: {ALLOWED}")
+    found, own = read_table(path, "extra")
+    if schema is None or replace(own, site=None) != replace(schema, site=None):
+        raise FedfillError(
+            f"extra: {path} has {'a schema' if schema is None else 'another schema'}, and these data have "
+            f"{'none' if schema is None else 'their own'}; allowed: a table with the schema of these data"
+        )
+    return found
 
 
 def _require_fit(

@@ -73,6 +73,11 @@ def init_app(
             f"start_from: found {options['start_from']}, a folder that the parties of a deployment don't have; allowed: the run's weights "
             "as a file that all of them have under one name, with model.weights"
         )
+    if (test_fraction := options.get("test_fraction")) is not None:
+        raise FedfillError(
+            f"test_fraction: found {test_fraction}, and no host gives samples to a test set of all; allowed: none, and client_test for "
+            "each host's own"
+        )
     given = {"clients": 3, **options}
     options = {"partition": "iid", "model": "auto", **given, "engine": "flower"}
     if options.get("schema_file") is not None:

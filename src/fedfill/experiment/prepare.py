@@ -59,7 +59,12 @@ class Prepared:
     @functools.cached_property
     def told(self) -> tuple[str, ...]:
         """Sentences on what is known of records beside what the run sends, for an account of privacy."""
-        return (*self.federation.told, *came_before(self.experiment.model_dump()))
+        found = [*self.federation.told, *came_before(self.experiment.model_dump())]
+        if self.experiment.test_fraction == 0:
+            found.append(
+                "Figures on the test set are of samples that were trained on (test_fraction 0). They have no noise and are not in the account."
+            )
+        return tuple(found)
 
     @functools.cached_property
     def digest(self) -> str:
@@ -272,6 +277,7 @@ def divide(experiment: Experiment, *, data: Any = None, partition: Any = None) -
         partition=partition_of(experiment) if partition is None else partition,
         clients=experiment.clients,
         seed=experiment.seed,
+        test_fraction=experiment.test_fraction,
         client_test=experiment.client_test,
         labelled_per_client=experiment.labelled_per_client,
         client_validation=experiment.client_validation,

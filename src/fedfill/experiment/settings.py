@@ -70,6 +70,10 @@ class Experiment(BaseModel):
     clients: Data[int | None] = Field(default=10, ge=1)
     """Number of clients (K). With `partition` domain there are as many as the domains need. None: as many as a list of
     data sets, the domains or a partitioner object make."""
+    # left out where there is none, so that saved runs without one stay as they were
+    test_fraction: Data[float | None] = Field(default=None, ge=0, le=0.5, exclude_if=lambda value: value is None)
+    """Share of the samples that is held out as everyone's test set where the data bring none. With 0 none is held out, and the
+    training samples are the test set too. None: a fifth."""
     client_test: Data[float] = Field(default=0.1, ge=0, le=0.5)
     """Share of each client's samples that is kept as its own test split."""
     client_validation: Data[float | None] = Field(default=None, ge=0, le=0.5)

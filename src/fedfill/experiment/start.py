@@ -105,9 +105,10 @@ class Start:
             self.document.get(name) == getattr(experiment, name) for name in words
         ):
             return None
+        everyones = self.document.get("test_fraction") != experiment.test_fraction
         return (
-            f"The data of {self.path} were divided otherwise: it may have been trained on samples that are in clients' own test and "
-            "validation splits here."
+            f"The data of {self.path} were divided otherwise: it may have been trained on samples that are in {'the test set and in ' if everyones else ''}"
+            "clients' own test and validation splits here."
         )
 
     def _sentences(self, head: Collection[str], fits: bool, drawn: Collection[str], left: Collection[str]) -> list[str]:

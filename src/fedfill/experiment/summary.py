@@ -176,6 +176,7 @@ def summarise(
         "rounds": experiment.rounds,
         "seed": experiment.seed,
         "engine": experiment.engine,
+        **({} if experiment.test_fraction is None else {"test_fraction": experiment.test_fraction}),
         "personal": prepared.algorithm.personal,
         "version": __version__,
         **target,

@@ -25,8 +25,8 @@ JUDGED = 8
 UNEVEN = 1.5
 """How many times its even share the largest class has, when classes are called uneven."""
 
-ONE_CLASS, NOTHING_LEARNT, BALANCED, OWN_SPLIT, NOT_CONVERGED, LEFT_BEHIND, PARTLY_PRIVATE = (
-    "one class", "nothing learnt", "uneven classes", "own split", "not converged", "left behind", "partly private",
+ONE_CLASS, NOTHING_LEARNT, FITTED, BALANCED, OWN_SPLIT, NOT_CONVERGED, LEFT_BEHIND, PARTLY_PRIVATE = (
+    "one class", "nothing learnt", "fitted samples", "uneven classes", "own split", "not converged", "left behind", "partly private",
 )  # fmt: skip
 
 
@@ -185,6 +185,14 @@ def of_run(summary: Mapping[str, Any], records: Sequence[Mapping[str, Any]]) -> 
     judged = [record for record in records if "accuracy" in record]
     if judged and (verdict := collapse(judged[-1], personal)) is not None:
         found.append(verdict)
+    if summary.get("test_fraction") == 0:
+        found.append(
+            Verdict(
+                FITTED,
+                "no test set was held out (test_fraction 0): the figures are of samples that the model was fitted to, and say little "
+                "of new ones; leave test_fraction out to judge or compare models",
+            )
+        )
     if personal and (own := summary["mean_client_accuracy"]) is not None:
         found.append(
             Verdict(

@@ -130,6 +130,10 @@ def audit(
         raise FedfillError(
             f"engine: found {experiment.engine}; allowed in an audit: local, as live data are never audited"
         )
+    if experiment.test_fraction == 0:
+        raise FedfillError(
+            "test_fraction: found 0; allowed in an audit: none, or more than 0, as it looks for what tells training samples from others"
+        )
     budget = Budget(canaries, repeats, 1 - confidence, experiment.delta, experiment.seed)
     private = bool(getattr(getattr(prepared.algorithm, "aggregation_of", None), "private", False))
     if level == "client" and not private:

@@ -7,7 +7,7 @@ at the clients' real data side by side, which no party of a federation could.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -151,6 +151,7 @@ def _run(
     if judges is not None:
         require_global(judges, "oracle")
     run, result = finished(place, "measure", data_dir, device)
+    synthetic.require_test(path, run.experiment.test_fraction, "measure")
     # the clients' own data: what --extra put beside them is not real
     federation = run.federation if run.experiment.extra is None else divide(run.experiment)
     real, schema = Real.of(federation), federation.schema
@@ -183,13 +184,18 @@ def _run(
 
 def _file(path: Path, data_dir: str | Path | None, device: torch.device) -> _Subject:
     held = synthetic.read(path, "measure")
+    synthetic.require_test(path, held.origin.test_fraction, "measure")
+
+    def load(name: str, size: int | None, test_fraction: float | None) -> Source:
+        return sources.load(name, data_dir, size, test_fraction=test_fraction)
+
     try:
-        real = synthetic.real_of(held, path, lambda name, size: sources.load(name, data_dir, size), "measure")
+        real = synthetic.real_of(held, path, load, "measure")
     except FedfillError as error:
         if held.samples.inputs.dim() != 2:
             raise
         raise FedfillError(f"{error}; of a table with a schema: a file that ends in {synthetic.TABLE}") from error
-    about = {**asdict(held.origin), "dataset": held.origin.data, "accuracy": None, "accuracy_by_class": None}
+    about = {**held.origin.document(), "dataset": held.origin.data, "accuracy": None, "accuracy_by_class": None}
     del about["class_names"], about["data"]
     samples = held.samples.to(device)
     return _Subject(path, path.with_suffix(".measures"), about, samples, Real.of(real), held.origin.seed or 0, None)
@@ -198,14 +204,15 @@ def _file(path: Path, data_dir: str | Path | None, device: torch.device) -> _Sub
 def _table_file(path: Path, data_dir: str | Path | None) -> _Subject:
     """A table that was written by a schema, and the real one that it stands for."""
     held, schema = synthetic.read_table(path, "measure")
+    synthetic.require_test(path, held.origin.test_fraction, "measure")
     if held.origin.per_class:
         raise FedfillError(
             f"measure: {path} has {held.origin.per_class:,} rows asked for of each class, which are not the classes' own shares; "
             "allowed: a table made without --per-class"
         )
 
-    def load(name: str, size: int | None) -> Source:
-        return sources.load(name, data_dir, size, schema)
+    def load(name: str, size: int | None, test_fraction: float | None) -> Source:
+        return sources.load(name, data_dir, size, schema, test_fraction)
 
     source = synthetic.real_of(held, path, load, "measure")
     real, domains = Real.of(source), source.domains
@@ -213,7 +220,7 @@ def _table_file(path: Path, data_dir: str | Path | None) -> _Subject:
     sites = {}
     if domains is not None:
         sites = {name: source.train[torch.from_numpy(domains.train == k)] for k, name in enumerate(domains.names)}
-    about = {**asdict(held.origin), "dataset": held.origin.data}
+    about = {**held.origin.document(), "dataset": held.origin.data}
     del about["class_names"], about["data"], about["per_class"], about["image_size"]
     return _Subject(
         path, path.with_suffix(".measures"), about, held.samples, real, held.origin.seed or 0, None, schema, sites

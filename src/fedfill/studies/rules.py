@@ -75,7 +75,7 @@ WITHOUT_A_PLACE: Mapping[str, str] = {
 """What can have a guarantee and is left out where one is asked for."""
 
 
-def entries(seen: Look, goal: Goal, shape: tuple[int, ...], private: bool) -> list[Entry]:
+def entries(seen: Look, goal: Goal, shape: tuple[int, ...], private: bool, survival: bool = False) -> list[Entry]:
     """What a study runs.
 
     Args:
@@ -83,6 +83,7 @@ def entries(seen: Look, goal: Goal, shape: tuple[int, ...], private: bool) -> li
         goal: Where the model will be used.
         shape: Of one sample's inputs.
         private: Whether a guarantee is asked for (``target_epsilon``): then those alone that give one.
+        survival: Whether times to an event are predicted.
 
     Returns:
         The cheap ones first.
@@ -91,6 +92,8 @@ def entries(seen: Look, goal: Goal, shape: tuple[int, ...], private: bool) -> li
     found = [Entry("fed3r", SUMS, "one round, the same model for every split")]
     if private:
         return [*found, Entry("softmax", SUMS, "bears noise best of the methods on sums")]
+    if survival:
+        found.append(Entry("cox", SUMS, "the usual model of times to an event, equal to that of all rows together"))
     if images:
         found.append(Entry(f"fed3r:features={PATCHES}", SUMS, "the same on features that sums have learned"))
     if goal == "own":

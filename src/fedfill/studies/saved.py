@@ -273,7 +273,7 @@ def source_of_run(place: RunDirectory, document: Mapping[str, Any], data: Any, d
     Raises:
         FedfillError: Where it can't be had.
     """
-    name = str(document["data"])
+    name, share = str(document["data"]), document.get("test_fraction")
     if (place.path / "deployment.toml").exists():
         raise FedfillError(f"{setting}: {place.path} is a deployment's, whose data stay on their hosts; allowed: none")
     schema = None if document.get("schema_file") is None else read_schema(document["schema_file"])
@@ -282,8 +282,8 @@ def source_of_run(place: RunDirectory, document: Mapping[str, Any], data: Any, d
             f"{setting}: the data of {place.path} came from Python; give them again, in Python: fedfill.export(RUN, data=...)"
         )
     if data is None:
-        return sources.load(name, data_dir or document.get("data_dir"), document.get("image_size"), schema)
-    source = from_python(data, schema=schema)
+        return sources.load(name, data_dir or document.get("data_dir"), document.get("image_size"), schema, share)
+    source = from_python(data, schema=schema, test_fraction=share)
     return next(one for one in source if len(one.test)) if isinstance(source, list) else source
 
 

@@ -195,7 +195,7 @@ def study(
         raise FedfillError("client_validation: found 0 in a study, which chooses by it; allowed: above 0")
     rounds = options.pop("rounds", 20 if private else 50)
     given = {"data": data, "partition": partition, "model": model, **options}
-    tried, refused = _suitable(entries(seen, where, federation.shape, private), numbers[0], given)
+    tried, refused = _suitable(entries(seen, where, federation.shape, private, federation.times > 0), numbers[0], given)
     beside, _ = _suitable(() if private else REFERENCES, numbers[0], given)
     if held is None:
         write_atomically(folder / RECORD, to_json({"version": __version__, "request": request}))

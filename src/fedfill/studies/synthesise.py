@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 import tempfile
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -125,10 +125,10 @@ def _origin(run: Prepared, result: Result, per_class: int) -> Origin:
     """How samples of a run were made: nothing of where it lies."""
     experiment, image_size = run.experiment, run.experiment.image_size
     account, name = account_of(experiment.model_dump(), result.summary, "these samples"), experiment.data
-    secret = noisy(result.summary)
+    secret, test_fraction = noisy(result.summary), experiment.test_fraction
     if synthetic.is_file(name):
         given = synthetic.read(synthetic.locate(name, experiment.data_dir)).origin
-        name, image_size = given.data, given.image_size
+        name, image_size, test_fraction = given.data, given.image_size, given.test_fraction
     return Origin(
         class_names=run.federation.class_names,
         algorithm=experiment.algorithm,
@@ -143,6 +143,7 @@ def _origin(run: Prepared, result: Result, per_class: int) -> Origin:
         epsilon_added=account["epsilon_added"],
         delta=account["delta"],
         privacy=account["statement"],
+        test_fraction=test_fraction,
     )
 
 
@@ -153,7 +154,7 @@ def _parquet(schema: Schema, samples: Samples, origin: Origin, seed: int) -> byt
     draw = np.random.default_rng(derive(seed, "synthesise", "values"))
     table = schema.frame(schema.codes_of(samples.inputs, samples.labels), draw)
     told = {
-        synthetic.KEY: json.dumps(asdict(origin), sort_keys=True, allow_nan=False),
+        synthetic.KEY: json.dumps(origin.document(), sort_keys=True, allow_nan=False),
         synthetic.SCHEMA_KEY: schema.toml(),
     }
     file = io.BytesIO()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
-from fedfill.experiment.verdicts import LEFT_BEHIND, NOT_CONVERGED, OWN_SPLIT, Verdict, of_run, rise
+from fedfill.experiment.verdicts import FITTED, LEFT_BEHIND, NOT_CONVERGED, OWN_SPLIT, Verdict, of_run, rise
 from fedfill.studies.comparison import Comparison, Difference, Row
 
 HIGHEST, DIVERGED, ONE_SEED, NOT_SHARED, WITHIN_NOISE = "highest", "diverged", "one seed", "not shared", "within noise"
@@ -108,7 +108,9 @@ def _of_runs(comparison: Comparison) -> list[Verdict]:
                 seen.setdefault(verdict.kind, []).append((seed, verdict.sentence))
         for kind, cases in seen.items():
             mostly = 2 * len(cases) > len(row.finished)
-            if kind == OWN_SPLIT:
+            if kind == FITTED:  # of all rows alike
+                found += [Verdict(kind, cases[0][1])] if all(one.kind != kind for one in found) else []
+            elif kind == OWN_SPLIT:
                 personal.append(row.label)
             elif kind == NOT_CONVERGED:
                 rises = [rise(result.rounds, result.summary.get("personal", False)) or 0 for result in row.finished]
