@@ -46,18 +46,21 @@ def require_hazards(model: nn.Module, algorithm: str) -> None:
         raise FedfillError(f"model: found a {type(model).__name__} of its own kind with {algorithm}; allowed: hazards")
 
 
-def with_hazards(weights: Weights, hazard: Tensor, leaving: Tensor, rows: float, exposed: float) -> Weights:
+def with_hazards(
+    weights: Weights, hazard: Tensor, leaving: Tensor, rows: float, exposed: float, risk: float = 0.0
+) -> Weights:
     """The network's weights with hazards in them.
 
     What was never seen has a small probability all the same: over the whole grid half an event, and half a row that leaves.
 
     Args:
         weights: Of a network whose classifier is `ProportionalHazards`.
-        hazard: h_k of a row whose inputs are 0, ``[G]``, 0 or more.
+        hazard: h_k of some row, ``[G]``, 0 or more.
         leaving: Probability of leaving after each grid time but the last, ``[G]``, 0..1.
         rows: How many there were.
         exposed: The most that a grid time has at risk, each row counted by how many times that hazard its own is. So where there was
             an event, the hazard stays as it is, however far from 0 the inputs are.
+        risk: Logarithm of how many times that of a row whose inputs are 0 the hazard is.
 
     Returns:
         All of them, in their own types.
@@ -65,7 +68,7 @@ def with_hazards(weights: Weights, hazard: Tensor, leaving: Tensor, rows: float,
     least = 0.5 / (max(rows, 1.0) * len(hazard))
     unseen = 0.5 / ((exposed if exposed > 0 else 1.0) * len(hazard))
     found = {
-        "classifier.log_hazard": hazard.clamp(min=unseen).log(),
+        "classifier.log_hazard": hazard.clamp(min=unseen).log() - risk,
         "classifier.leaving": leaving.clamp(least, 1 - least).logit(),
     }
     return {**weights, **{name: x.to(weights[name]) for name, x in found.items()}}
