@@ -99,7 +99,7 @@ def drawn(label: str, curve: Curve, grid: tuple[float, ...], level: float) -> St
     low, high = curve.band(level)
     return StepCurve(
         label, grid, curve.survival.tolist(), curve.se.tolist(), low.tolist(), high.tolist(), curve.at_risk.tolist(),
-        curve.events.tolist(),
+        curve.events.tolist(), rows=curve.rows,
     )  # fmt: skip
 
 

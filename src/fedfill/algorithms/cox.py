@@ -184,8 +184,8 @@ class Cox(Algorithm):
             self.warn_of_rounding(server, covariance)
             middle, reach = fit.beta @ (centre + mean), REACH * (fit.beta @ covariance @ fit.beta).clamp(min=0).sqrt()
             ends = torch.stack([middle - reach, middle + reach])
-            shapes = {"pairs": (3,), "by_risk": (RANGES, 2 * size + 1)}
-            found = self.total(server, self.ranks, AskRanks(fit.beta, ends), shapes)
+            wanted = {"pairs": (3,), "by_risk": (RANGES, 2 * size + 1)}
+            found = self.total(server, self.ranks, AskRanks(fit.beta, ends), wanted)
             sums = self.risk_sets(server, AskAt(fit.beta, centre), size)
             hazard, exposed, away = breslow(sums, events), float(sums.s0.max()), fit.beta @ centre
             state.counts, state.hazard, state.by_risk = first["cells"], hazard, found["by_risk"]

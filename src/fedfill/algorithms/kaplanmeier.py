@@ -6,6 +6,7 @@ Kaplan and Meier 1958; Mantel 1966. See ``docs/algorithms/kaplanmeier.md``.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Self
 
@@ -85,6 +86,7 @@ class KaplanMeier(NoisySums, Algorithm):
     name = "kaplanmeier"
     network = "hazards"
     single_round = True
+    trains = False
 
     group: str | None = None
     """Column by whose values rows are told apart, or site: by client; none: one curve."""
@@ -114,12 +116,12 @@ class KaplanMeier(NoisySums, Algorithm):
         require_hazards(model, self.name)
         return super().resolved(rounds=rounds, model=model, inputs=inputs)
 
-    def groups(self, schema: Schema, clients: int) -> list[str]:
-        """What the groups are called."""
+    def groups(self, schema: Schema, sites: Sequence[str]) -> list[str]:
+        """What the groups are called; sites as their federation calls them."""
         if self.group is None:
             return ["all"]
         if self.group == SITE:
-            return [f"site {i}" for i in range(clients)]
+            return [f"site: {name}" for name in sites]
         return [f"{self.group}: {word}" for word in schema.columns[self.group].labels()]
 
     def group_of(self, client: Client) -> Tensor:
@@ -157,7 +159,7 @@ class KaplanMeier(NoisySums, Algorithm):
     def round(self, server: Server, t: int) -> None:
         """Sum the counts; everything else follows from them."""
         state, schema = server.state, agreed(server.schema)
-        size, names = len(schema.target.grid), self.groups(schema, server.clients)
+        size, names = len(schema.target.grid), self.groups(schema, server.names)
         statistic = self.statistic(len(names), size)
         message = AskCounts(server.clients)
         collected = collect(server, self.count, message, statistic, self.noise(statistic))
@@ -178,7 +180,7 @@ class KaplanMeier(NoisySums, Algorithm):
     def count(self, client: Client, message: AskCounts) -> Sums:
         """Counts over the client's rows."""
         schema = agreed(client.schema)
-        groups = len(self.groups(schema, message.clients))
+        groups = len(self.groups(schema, message.clients * [""]))
         statistic = self.statistic(groups, len(schema.target.grid))
         records = [(self.group_of(client)[:, None].double(), client.data.labels)]
         return contribute(client, statistic, records, self.noise(statistic), message.clients)
@@ -187,7 +189,7 @@ class KaplanMeier(NoisySums, Algorithm):
     def test(self, client: Client, message: AskCounts) -> Tests:
         """The log-rank test among the client's own rows."""
         schema = agreed(client.schema)
-        k, cells = len(self.groups(schema, message.clients)), len(schema.target.classes)
+        k, cells = len(self.groups(schema, message.clients * [""])), len(schema.target.classes)
         index = self.group_of(client) * cells + client.data.labels.cpu()
         own = log_rank(torch.bincount(index, minlength=k * cells).reshape(k, cells))
         return Tests({name: x.contiguous() for name, x in vars(own).items()})
@@ -203,13 +205,13 @@ class KaplanMeier(NoisySums, Algorithm):
     def findings(self, server: Server) -> Findings:
         """Curves by group, medians and the test."""
         state, schema = server.state, agreed(server.schema)
-        grid, names = schema.target.grid, self.groups(schema, server.clients)
+        grid, names = schema.target.grid, self.groups(schema, server.names)
         found = {name: self.curve(counts, state.std) for name, counts in zip(names, state.counts.cpu(), strict=True)}
         # a group without rows has no curve; under noise nobody knows which ones have none
         curves = {name: c for name, c in found.items() if state.std or float(c.at_risk[0]) > 0}
         groups: dict[str, Any] = {
             name: {
-                "rows_at_risk": float(c.at_risk[0]),
+                "rows_at_risk": c.rows,
                 "events": float(c.events.sum()),
                 **median(c, grid, self.band_level),
                 "survival_at_the_end": float(c.survival[-1]),

@@ -280,6 +280,7 @@ def make_server(
         min_replies=experiment.min_replies,
         secret=secret,
         schema=federation.schema,
+        names=federation.called,
     )
     server.state = State(prepared.algorithm.server_state(server.initial))
     return server

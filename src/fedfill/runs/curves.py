@@ -33,6 +33,7 @@ class StepCurve:
         at_risk: Just before each time.
         events: At each time.
         model: Whether it is what a model says, drawn without a band beside what was seen.
+        rows: At risk at time 0; None: nobody tells.
     """
 
     label: str
@@ -44,6 +45,7 @@ class StepCurve:
     at_risk: Sequence[float] = ()
     events: Sequence[float] = ()
     model: bool = False
+    rows: float | None = None
 
 
 @dataclass(frozen=True)
@@ -87,7 +89,7 @@ def table(curves: Sequence[StepCurve]) -> str:
     """The curves as CSV, one row for each time, and a first row at time 0."""
     rows: list[Sequence[object]] = []
     for curve in curves:
-        first = curve.at_risk[0] if curve.at_risk else ""
+        first = "" if curve.rows is None else f"{curve.rows:.10g}"
         rows.append([curve.label, 0, first, 0 if curve.events else "", 1, *([0, 1, 1] if curve.se else ["", "", ""])])
         for k, time in enumerate(curve.times):
             cells = [
@@ -144,6 +146,8 @@ def _steps(times: Sequence[float], values: Sequence[float]) -> tuple[np.ndarray[
 
 
 def _at(curve: StepCurve, time: float) -> float:
-    """Those at risk just before the first of the curve's times that is not before `time`."""
+    """Those at risk at the start, or just before the first of the curve's times that is not before `time`."""
+    if time <= 0 and curve.rows is not None:
+        return curve.rows
     k = int(np.searchsorted(curve.times, time, side="left"))
     return curve.at_risk[min(k, len(curve.at_risk) - 1)]
