@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -10,10 +11,12 @@ from torch import Tensor, nn
 from fedfill.data.schema import Schema
 from fedfill.errors import FedfillError
 from fedfill.models.hazards import ProportionalHazards
-from fedfill.runs.curves import StepCurve
+from fedfill.runs.curves import FoundTable, StepCurve
 from fedfill.statistics.survival import Curve, at_risk, split
 from fedfill.tree import Weights
 
+UNSEEN = "the rows say nothing of it"
+"""Why an input has no coefficient."""
 MOST = 1 - 1e-6
 """Of the probability of an event in the network."""
 
@@ -101,6 +104,40 @@ def drawn(label: str, curve: Curve, grid: tuple[float, ...], level: float) -> St
         label, grid, curve.survival.tolist(), curve.se.tolist(), low.tolist(), high.tolist(), curve.at_risk.tolist(),
         curve.events.tolist(), rows=curve.rows,
     )  # fmt: skip
+
+
+def interval(low: float | None, high: float | None, more: str = "") -> str:
+    """Limits for people; `more` stands for one that is later than all times."""
+    return " to ".join(more if end is None else f"{end:.4g}" for end in (low, high))
+
+
+def p_value(p: float) -> str:
+    """A p-value for people."""
+    return "below .0001" if p < 1e-4 else f"{p:.4f}"
+
+
+def ratios(rows: Sequence[Mapping[str, Any]], level: float) -> FoundTable:
+    """Hazard ratios for people.
+
+    Args:
+        rows: For each input its ``name``, ``coefficient``, ``hazard_ratio``, ``low``, ``high`` and ``p``; of one whose coefficient is
+            None ``why``, and `UNSEEN` ones are left out.
+        level: Of confidence of the limits.
+
+    Returns:
+        The table.
+    """
+    told = [row for row in rows if row["coefficient"] is not None or row["why"] != UNSEEN]
+    cells = tuple(
+        (f"{row['name']}: {row['why']}", "-", "-", "-")
+        if row["coefficient"] is None
+        else (row["name"], f"{row['hazard_ratio']:.4g}", interval(row["low"], row["high"]), p_value(row["p"]))
+        for row in told
+    )
+    left = len(rows) - len(told)
+    title = "Hazard ratios, each for one more of the column's own unit"
+    title += f"; inputs of which the rows say nothing are left out ({left})" if left else ""
+    return FoundTable(title, ("column", "hazard ratio", f"{100 * level:g} % interval", "p"), cells)
 
 
 def median(curve: Curve, grid: tuple[float, ...], level: float) -> dict[str, float | None]:

@@ -16,7 +16,16 @@ from scipy.special import ndtr
 from torch import Tensor, nn
 
 from fedfill.algorithms import Algorithm
-from fedfill.algorithms._survival import drawn, grid_of, left_shares, require_hazards, with_hazards, with_risk
+from fedfill.algorithms._survival import (
+    UNSEEN,
+    drawn,
+    grid_of,
+    left_shares,
+    ratios,
+    require_hazards,
+    with_hazards,
+    with_risk,
+)
 from fedfill.data.schema import Schema, agreed
 from fedfill.errors import FedfillError
 from fedfill.privacy.packed import pack, unpack
@@ -322,15 +331,16 @@ class Cox(Algorithm):
             "converged": bool(fit.converged),
             "c_index_within_sites": within.index,
         }
+        tables = (ratios(rows, self.band_level),)
         if state.by_risk is None:
-            return Findings(figures, tells="ranks")
+            return Findings(figures, tells="ranks", tables=tables)
         counts = state.counts.cpu()
         figures |= {
             "rows": int(counts.sum()),
             "events": int(counts[: len(schema.target.grid)].sum()),
             "c_index_by_ranges": concordance_of_counts(state.by_risk.cpu()).index,
         }
-        return Findings(figures, self.thirds(server, schema), self.band_level)
+        return Findings(figures, self.thirds(server, schema), self.band_level, tables=tables)
 
     def row(self, inputs: list[Input], fit: CoxFit, k: int, z: float) -> dict[str, Any]:
         """What is told of a coefficient, for one of the column's own units."""
@@ -338,7 +348,7 @@ class Cox(Algorithm):
         beta, se = float(fit.beta[k]) * one.unit, float(fit.se[k]) * one.unit
         if not bool(fit.known[k]):
             alike = [f"'{inputs[j].name}'" for j in fit.mixed_with(k)]
-            why = f"no row tells it apart from {', '.join(alike)}" if alike else "the rows say nothing of it"
+            why = f"no row tells it apart from {', '.join(alike)}" if alike else UNSEEN
             return {"name": one.name, "coefficient": None, "why": why}
         ratio, low, high = hazard_ratio(beta, se, z)
         p = float(2 * ndtr(-abs(beta) / se)) if se else 1.0

@@ -19,8 +19,10 @@ from fedfill.algorithms._survival import (
     cumulative,
     drawn,
     grid_of,
+    interval,
     left_shares,
     median,
+    p_value,
     require_hazards,
     with_hazards,
 )
@@ -32,7 +34,7 @@ from fedfill.protocol.client import Client, client_handler
 from fedfill.protocol.messages import Message
 from fedfill.protocol.server import Server
 from fedfill.protocol.sums import Sums, collect, contribute
-from fedfill.runs.curves import Findings
+from fedfill.runs.curves import Findings, FoundTable
 from fedfill.statistics.noise import NoisySums
 from fedfill.statistics.prefix import decoding
 from fedfill.statistics.sums import GRID, Block, Statistic
@@ -230,4 +232,35 @@ class KaplanMeier(NoisySums, Algorithm):
                 "observed": dict(zip(curves if state.tests is None else names, test.observed.tolist(), strict=True)),
                 "expected": dict(zip(curves if state.tests is None else names, test.expected.tolist(), strict=True)),
             }
-        return Findings(figures, [drawn(name, c, grid, self.band_level) for name, c in curves.items()], self.band_level)
+        drawings = [drawn(name, c, grid, self.band_level) for name, c in curves.items()]
+        return Findings(figures, drawings, self.band_level, tables=self.tables(figures, grid))
+
+    def tables(self, figures: dict[str, Any], grid: tuple[float, ...]) -> list[FoundTable]:
+        """Groups and the test for people."""
+        end = f"{grid[-1]:g}"
+        header = (
+            "group",
+            "rows",
+            "events",
+            "median",
+            f"{100 * self.band_level:g} % interval",
+            f"without the event at {end}",
+        )
+        rows = tuple(
+            (
+                name,
+                f"{one['rows_at_risk']:,.0f}",
+                f"{one['events']:,.0f}",
+                f"after {end}" if one["median"] is None else f"{one['median']:g}",
+                interval(one["median_low"], one["median_high"], f"after {end}"),
+                f"{one['survival_at_the_end']:.3f}",
+            )
+            for name, one in figures["groups"].items()
+        )
+        found = [FoundTable("Time to the event", header, rows)]
+        if (test := figures.get("log_rank")) is not None:
+            title = "Log-rank test: whether all groups have one hazard"
+            title += ", within each site" if test["stratified_by_site"] else ""
+            cells = (str(self.group), f"{test['chi_square']:.4g}", str(test["degrees_of_freedom"]), p_value(test["p"]))
+            found.append(FoundTable(title, ("groups", "chi-square", "degrees of freedom", "p"), (cells,)))
+        return found

@@ -49,6 +49,25 @@ class StepCurve:
 
 
 @dataclass(frozen=True)
+class FoundTable:
+    """A table for people of what a run has found: on the terminal and in a report, and in ``summary.json``.
+
+    Attributes:
+        title: What it shows.
+        header: Names of the columns; the first one has the rows' names.
+        rows: Their cells.
+    """
+
+    title: str
+    header: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+    def document(self) -> dict[str, Any]:
+        """As ``summary.json`` has it."""
+        return {"title": self.title, "header": list(self.header), "rows": [list(row) for row in self.rows]}
+
+
+@dataclass(frozen=True)
 class Findings:
     """What a finished run has found beside a model.
 
@@ -58,6 +77,7 @@ class Findings:
         level: Of confidence of their bands.
         schema: As TOML text: the table's, with what was found of its columns; "": none.
         tells: What the model tells of a row: all that such models do, no more than which of two comes first, or nothing.
+        tables: The figures that a reader wants to see.
     """
 
     figures: Mapping[str, Any]
@@ -65,6 +85,7 @@ class Findings:
     level: float = 0.95
     tells: Literal["all", "ranks", "nothing"] = "all"
     schema: str = ""
+    tables: Sequence[FoundTable] = field(default_factory=tuple)
 
 
 def write_curves(curves: Sequence[StepCurve], path: Path, title: str, level: float = 0.95) -> None:
