@@ -170,7 +170,7 @@ def test_it_says_that_there_is_no_epsilon_and_what_to_do(tmp_path: Path) -> None
     result = run("cox", tmp_path / "run", strata="site")
     assert result.summary["privacy"]["total_epsilon"] is None
     (warning,) = result.summary["warnings"]
-    assert all(word in warning for word in ("no epsilon", "mst", "dpfedavg"))
+    assert all(word in warning for word in ("no epsilon", "mst", "docs/survival.md"))
 
 
 def test_times_at_which_few_leave_are_told(tmp_path: Path) -> None:
@@ -179,8 +179,38 @@ def test_times_at_which_few_leave_are_told(tmp_path: Path) -> None:
     event, weeks = data["relapse"] == 1, data["weeks"]
     last = (event & weeks.between(9, 12)) | (~event & weeks.between(12, 15))  # at risk at 12, and not at 16
     data = pd.concat([data[~last], data[last][:3]])
-    for name, more, told in (("few", {}, 2), ("all", {"fewest": 1}, 1)):
-        assert len(run("cox", tmp_path / name, data=data, **more).summary["warnings"]) == told
+    for name, more, told in (("few", {}, 1), ("all", {"fewest": 1}, 0)):
+        warnings = run("cox", tmp_path / name, data=data, **more).summary["warnings"]
+        assert len([warning for warning in warnings if "rows leave" in warning]) == told
+
+
+def test_a_grid_that_is_too_coarse_is_told(tmp_path: Path) -> None:
+    """Coefficients shrink by about the share of those at risk who have their event at the same time."""
+    draw = np.random.default_rng(0)
+    age = draw.uniform(20, 90, 4000)
+    ends, left = draw.exponential(12 * np.exp(-0.03 * (age - 55))), draw.uniform(0, 48, 4000)
+    data = pd.DataFrame(
+        {
+            "age": age,
+            "weeks": np.minimum(ends, left),
+            "relapse": (ends <= left).astype(int),
+            "hospital": [*range(4)] * 1000,
+        }
+    )
+    for size, told in ((6, True), (100, False)):
+        document = {
+            "site": "hospital", "columns": {"age": {"kind": "real", "low": 20, "high": 90}},
+            "target": {"column": "weeks", "kind": "survival", "event": "relapse", "grid": np.linspace(0, 24, size + 1)[1:].tolist()},
+        }  # fmt: skip
+        (tmp_path / f"{size}.toml").write_text(from_document(document, "").toml())
+        result = run("cox", tmp_path / str(size), data=data, schema_file=tmp_path / f"{size}.toml")
+        words = [warning for warning in result.summary["warnings"] if "grid: on average" in warning]
+        assert bool(words) == told
+        shrunk = 1 - coefficients(result)["age"]["coefficient"] / 0.03
+        if words:
+            assert shrunk == pytest.approx(int(words[0].split("average ")[1].split("%")[0]) / 100, rel=0.4)
+        else:
+            assert abs(shrunk) < 0.07
 
 
 def test_a_site_with_few_at_risk_sends_nothing(tmp_path: Path) -> None:

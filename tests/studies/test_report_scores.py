@@ -39,7 +39,7 @@ def test_what_a_run_found_is_on_the_terminal_and_in_the_report(
     test = groups.summary["findings"]["log_rank"]
     (new,) = (one for name, one in groups.summary["findings"]["groups"].items() if name == "arm: new")
     wanted = {
-        "cox": ("age", f"{row['hazard_ratio']:.4g}", f"{row['low']:.4g} to {row['high']:.4g}", "95 % interval"),
+        "cox": ("age", f"{row['hazard_ratio']:#.4g}", f"{row['low']:#.4g} to {row['high']:#.4g}", "95 % interval"),
         "km": ("arm: new", f"{new['rows_at_risk']:.0f}", f"{new['events']:.0f}", f"{new['median']:g}", f"{test['chi_square']:.4g}"),
     }  # fmt: skip
     for name, result in (("cox", cox), ("km", groups)):

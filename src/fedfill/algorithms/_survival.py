@@ -106,9 +106,9 @@ def drawn(label: str, curve: Curve, grid: tuple[float, ...], level: float) -> St
     )  # fmt: skip
 
 
-def interval(low: float | None, high: float | None, more: str = "") -> str:
-    """Limits for people; `more` stands for one that is later than all times."""
-    return " to ".join(more if end is None else f"{end:.4g}" for end in (low, high))
+def times_between(low: float | None, high: float | None, grid: tuple[float, ...]) -> str:
+    """Limits of a time for people; None: it is after the grid."""
+    return " to ".join(f"after {grid[-1]:g}" if end is None else f"{end:g}" for end in (low, high))
 
 
 def p_value(p: float) -> str:
@@ -131,7 +131,7 @@ def ratios(rows: Sequence[Mapping[str, Any]], level: float) -> FoundTable:
     cells = tuple(
         (f"{row['name']}: {row['why']}", "-", "-", "-")
         if row["coefficient"] is None
-        else (row["name"], f"{row['hazard_ratio']:.4g}", interval(row["low"], row["high"]), p_value(row["p"]))
+        else (row["name"], f"{row['hazard_ratio']:#.4g}", f"{row['low']:#.4g} to {row['high']:#.4g}", p_value(row["p"]))
         for row in told
     )
     left = len(rows) - len(told)

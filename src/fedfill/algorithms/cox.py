@@ -39,6 +39,7 @@ from fedfill.statistics.cox import (
     RiskSums,
     Score,
     breslow,
+    coarseness,
     hazard_ratio,
     moments_of,
     newton,
@@ -57,10 +58,15 @@ REACH = 4.0
 ROUNDED = 1e-6
 """Standard deviation of an input below which too little is left of its values: inputs are float32, and near 1 where bounds are wide."""
 NOTHING = torch.zeros(0, dtype=torch.float64)
+COARSE = 0.05
+"""Share of those at risk who have their event at the same grid time, from which it is told that coefficients shrink."""
+COARSER = (
+    "grid: on average {:.0%} of those at risk have their event at the same grid time, and coefficients are nearer to 0 by about as much; "
+    "a finer grid prevents it"
+)
 NO_EPSILON = (
     "Cox regression sends sums without a bound for one row, so that there is no epsilon: whoever sees a site's own sums can tell rows "
-    "that leave alone between two times of the grid. For a guarantee fit it on a synthetic table (mst), or train the network hazards "
-    "with dpfedavg."
+    "that leave alone between two times of the grid. For a guarantee fit it on a synthetic table (mst; docs/survival.md)."
 )
 
 
@@ -150,15 +156,8 @@ class Cox(Algorithm):
 
     def server_state(self, initial: Weights) -> dict[str, Tree]:
         """The network, the fit, counts by cell and by range of risk, hazards in the middle of the rows, pairs of rows within sites."""
-        return {
-            **super().server_state(initial),
-            "fit": None,
-            "counts": None,
-            "by_risk": None,
-            "ends": None,
-            "hazard": None,
-            "pairs": None,
-        }
+        found = dict.fromkeys(("fit", "counts", "by_risk", "ends", "hazard", "pairs"))
+        return {**super().server_state(initial), **found}
 
     def round(self, server: Server, t: int) -> None:
         """Newton's steps until nothing changes, then how well the risks rank."""
@@ -173,6 +172,8 @@ class Cox(Algorithm):
             shapes = {"cells": (2 * size + 1,), "event_sum": (len(inputs),), "sum": (len(inputs),)}
             first = self.total(server, self.counts, AskAt(NOTHING, NOTHING), shapes)
             events = first["cells"][:size]
+            if (tied := coarseness(events, at_risk(first["cells"]))) > COARSE:
+                server.warn(COARSER.format(tied))
             centre = (first["sum"] / first["cells"].sum()).float().double()
             event_sum = first["event_sum"] - events.sum() * centre
             left = at_risk(first["cells"]) - torch.cat([at_risk(first["cells"])[1:], torch.zeros(1)])

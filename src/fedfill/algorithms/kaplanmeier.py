@@ -19,11 +19,11 @@ from fedfill.algorithms._survival import (
     cumulative,
     drawn,
     grid_of,
-    interval,
     left_shares,
     median,
     p_value,
     require_hazards,
+    times_between,
     with_hazards,
 )
 from fedfill.data.schema import Schema, agreed
@@ -252,7 +252,7 @@ class KaplanMeier(NoisySums, Algorithm):
                 f"{one['rows_at_risk']:,.0f}",
                 f"{one['events']:,.0f}",
                 f"after {end}" if one["median"] is None else f"{one['median']:g}",
-                interval(one["median_low"], one["median_high"], f"after {end}"),
+                times_between(one["median_low"], one["median_high"], grid),
                 f"{one['survival_at_the_end']:.3f}",
             )
             for name, one in figures["groups"].items()

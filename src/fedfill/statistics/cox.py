@@ -102,6 +102,20 @@ def moments_of(sums: RiskSums) -> tuple[Tensor, Tensor]:
     return mean, unpack(sums.s2[0] / n) - torch.outer(mean, mean)
 
 
+def coarseness(events: Tensor, at_risk: Tensor) -> float:
+    """The share of those at risk who have their event at the same grid time, mean over events; coefficients shrink by about as much.
+
+    Args:
+        events: d, ``[G]``.
+        at_risk: n, ``[G]``.
+
+    Returns:
+        0..1, 0 without an event.
+    """
+    d, n = events.double(), at_risk.double().clamp(min=1)
+    return float((d * d / n).sum() / d.sum().clamp(min=1))
+
+
 def times_at_risk(cells: Tensor, size: int) -> Tensor:
     """At how many grid times each record was at risk, ``[n]`` int64, 0..G."""
     return torch.where(cells < size, cells + 1, cells - size)
