@@ -154,9 +154,9 @@ def expected(name: str, result: fedfill.Result) -> dict[str, dict[str, int]]:
     if name == "cox":  # 6 coefficients; the sums of the last step are asked for twice
         g, p, steps = 9, 6, result.summary["findings"]["steps"] + 1
         return {
-            "counts": {"down": 0, "up": K * 8 * (2 * g + 1 + p)},
-            "risks": {"down": steps * K * 8 * p, "up": steps * K * 8 * g * (1 + p + p * (p + 1) // 2)},
-            "ranks": {"down": K * 8 * p, "up": K * 8 * (3 + 100 * (2 * g + 1))},
+            "counts": {"down": 0, "up": K * 8 * (2 * g + 1 + 2 * p)},
+            "risks": {"down": steps * K * 16 * p, "up": steps * K * 8 * g * (1 + p + p * (p + 1) // 2)},
+            "ranks": {"down": K * 8 * (p + 2), "up": K * 8 * (3 + 100 * (2 * g + 1))},
         }
     if name == "fedpft":  # ten components of each class that a client has, or as many as it has records
         rows = json.loads((result.directory / "partition.json").read_text())["clients"]

@@ -10,12 +10,17 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from bench.same_bits import GIVEN, table, times
 from statsmodels.duration.survfunc import SurvfuncRight, survdiff
 from tests.algorithms.survival_world import GRID, given, on_grid, run
 from tests.helpers import refused
+from tests.protocol.world import ENGINES
 
 import fedfill
+from fedfill.experiment.prepare import arrange
+from fedfill.runs.curves import StepCurve, _at
+from fedfill.statistics.survival import encoding, kaplan_meier, noisy_kaplan_meier
 
 
 def curves(result: fedfill.Result) -> dict[str, pd.DataFrame]:
@@ -130,7 +135,7 @@ def test_groups_are_compared_as_by_statsmodels(strata: str, tmp_path: Path) -> N
 
 def test_sites_and_ranges_may_be_groups(tmp_path: Path) -> None:
     by_site, by_age = (run("kaplanmeier", tmp_path / group, group=group) for group in ("site", "age"))
-    assert [*curves(by_site)] == [f"site {i}" for i in range(4)]
+    assert [*curves(by_site)] == [f"site: {i}" for i in range(4)]
     assert [*curves(by_age)] == ["age: 18 to 37", "age: 38 to 57", "age: 58 to 77", "age: 78 to 97"]
     whole = curves(run("kaplanmeier", tmp_path / "all"))["all"]
     for result in (by_site, by_age):
@@ -169,6 +174,41 @@ def test_a_model_of_curves_beats_one_that_knows_nothing(tmp_path: Path) -> None:
     found = run("kaplanmeier", tmp_path / "run").summary["loss"]
     begun = run("fedavg", tmp_path / "begun", model="hazards", rounds=1, learning_rate=1e-9).summary["loss"]
     assert found < begun - 0.1
+
+
+def test_who_left_before_the_first_time_of_the_grid_was_at_risk_at_the_start(tmp_path: Path) -> None:
+    """Of ten rows two are censored before any time of the grid: they are at risk at time 0, and at no time of the grid."""
+    rows = times().iloc[:40].assign(hospital="north", weeks=[1.0] * 8 + [9.0] * 32, relapse=[0] * 8 + [1] * 32)
+    rows.loc[rows.index % 2 == 1, "hospital"] = "south"
+    result = run("kaplanmeier", tmp_path / "run", data=rows, group="site")
+    found = pd.read_csv(result.directory / "curves.csv")
+    by_site = dict(result.summary["findings"]["groups"])
+    assert list(by_site) == ["site: north", "site: south"]
+    assert result.summary["client_names"] == ["north", "south"]
+    shares = []
+    for name, part in found.groupby("curve"):
+        first, second = part.sort_values("time")["at_risk"].iloc[:2]
+        assert first == by_site[name]["rows_at_risk"]
+        shares.append((first, second))
+    assert sum(first for first, _ in shares) > sum(second for _, second in shares) > 0
+    counts = torch.tensor([0, 32, 8, 0, 0])  # of two times: events, and who left before the first, between, after
+    curve = StepCurve(
+        "all", (4.0, 8.0), (1.0, 0.0), at_risk=kaplan_meier(counts).at_risk.tolist(), rows=kaplan_meier(counts).rows
+    )
+    assert [_at(curve, time) for time in (0, 2, 4, 8)] == [40, 32, 32, 32]
+    assert noisy_kaplan_meier(encoding(2) @ counts.double(), encoding(2), 0.0).rows == pytest.approx(40)
+
+
+def test_hosts_score_no_model_that_ranks_nobody(tmp_path: Path) -> None:
+    """Exact scores have no guarantee, and that of a model which says the same of every row is worth nothing."""
+    options = {"data": times(), "schema_file": GIVEN["their schema"](), "partition": "domain", "client_test": 0.2}
+    for name, told in (("kaplanmeier", False), ("cox", True)):
+        prepared = arrange(name, model="auto", **options)
+        carrier = ENGINES["flower"](
+            prepared.algorithm, prepared.federation, prepared.model, prepared.initial, 0, 2, None
+        )
+        assert (carrier.evaluation is not None) == told
+        carrier.close()
 
 
 @pytest.mark.parametrize(

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
+import pandas as pd
 import pytest
 from bench.same_bits import GIVEN, times
 from tests.algorithms.survival_world import run
 from tests.experiment.test_numbers import TINY, TOML, stays
+from tests.helpers import refused
 from tests.studies.test_report import made
 
 import fedfill
+from fedfill.cli.terminal import print_result
 
 
 def test_times_to_an_event_are_judged_by_the_c_index(tmp_path: Path) -> None:
@@ -25,6 +29,41 @@ def test_times_to_an_event_are_judged_by_the_c_index(tmp_path: Path) -> None:
     assert f"{100 * cox.summary['c_index']:.1f}" in both
     assert index in both
     assert "Accuracy" not in both
+
+
+def test_what_a_run_found_is_on_the_terminal_and_in_the_report(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cox, groups = run("cox", tmp_path / "cox"), run("kaplanmeier", tmp_path / "km", group="arm")
+    row = next(row for row in cox.summary["findings"]["coefficients"] if row["name"] == "age")
+    test = groups.summary["findings"]["log_rank"]
+    (new,) = (one for name, one in groups.summary["findings"]["groups"].items() if name == "arm: new")
+    wanted = {
+        "cox": ("age", f"{row['hazard_ratio']:#.4g}", f"{row['low']:#.4g} to {row['high']:#.4g}", "95 % interval"),
+        "km": ("arm: new", f"{new['rows_at_risk']:.0f}", f"{new['events']:.0f}", f"{new['median']:g}", f"{test['chi_square']:.4g}"),
+    }  # fmt: skip
+    for name, result in (("cox", cox), ("km", groups)):
+        print_result(result)
+        page, text = made(tmp_path, tmp_path / name), capsys.readouterr().out
+        for words in wanted[name]:
+            assert words in text
+            assert words in page.text
+        assert "best C-index" not in text
+        assert "variance over classes" not in text
+        curves = pd.read_csv(tmp_path / name / "curves.csv")
+        shown = page.table("Survival curves, percent")
+        assert shown[0] == ["time", *curves["curve"].unique()]
+        last = curves.groupby("curve", sort=False)["survival"].last()
+        assert shown[-1] == ["36", *(f"{100 * s:.1f}" for s in last)]
+    assert result.summary["tables"] == json.loads((tmp_path / "km" / "summary.json").read_text())["tables"]
+
+
+@pytest.mark.parametrize("text", ["time,survival\n1,2\n", "curve,time,survival,low,high\na,x,1,,\n"])
+def test_damaged_curves_are_named(text: str, tmp_path: Path) -> None:
+    run("kaplanmeier", tmp_path / "km")
+    (tmp_path / "km" / "curves.csv").write_text(text)
+    with refused("report", "curves.csv", "damaged"):
+        fedfill.report(tmp_path / "km", out=tmp_path / "page.html")
 
 
 def test_a_comparison_of_times(tmp_path: Path) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -10,10 +11,12 @@ from torch import Tensor, nn
 from fedfill.data.schema import Schema
 from fedfill.errors import FedfillError
 from fedfill.models.hazards import ProportionalHazards
-from fedfill.runs.curves import StepCurve
+from fedfill.runs.curves import FoundTable, StepCurve
 from fedfill.statistics.survival import Curve, at_risk, split
 from fedfill.tree import Weights
 
+UNSEEN = "the rows say nothing of it"
+"""Why an input has no coefficient."""
 MOST = 1 - 1e-6
 """Of the probability of an event in the network."""
 
@@ -46,18 +49,21 @@ def require_hazards(model: nn.Module, algorithm: str) -> None:
         raise FedfillError(f"model: found a {type(model).__name__} of its own kind with {algorithm}; allowed: hazards")
 
 
-def with_hazards(weights: Weights, hazard: Tensor, leaving: Tensor, rows: float, exposed: float) -> Weights:
+def with_hazards(
+    weights: Weights, hazard: Tensor, leaving: Tensor, rows: float, exposed: float, risk: float = 0.0
+) -> Weights:
     """The network's weights with hazards in them.
 
     What was never seen has a small probability all the same: over the whole grid half an event, and half a row that leaves.
 
     Args:
         weights: Of a network whose classifier is `ProportionalHazards`.
-        hazard: h_k of a row whose inputs are 0, ``[G]``, 0 or more.
+        hazard: h_k of some row, ``[G]``, 0 or more.
         leaving: Probability of leaving after each grid time but the last, ``[G]``, 0..1.
         rows: How many there were.
         exposed: The most that a grid time has at risk, each row counted by how many times that hazard its own is. So where there was
             an event, the hazard stays as it is, however far from 0 the inputs are.
+        risk: Logarithm of how many times that of a row whose inputs are 0 the hazard is.
 
     Returns:
         All of them, in their own types.
@@ -65,7 +71,7 @@ def with_hazards(weights: Weights, hazard: Tensor, leaving: Tensor, rows: float,
     least = 0.5 / (max(rows, 1.0) * len(hazard))
     unseen = 0.5 / ((exposed if exposed > 0 else 1.0) * len(hazard))
     found = {
-        "classifier.log_hazard": hazard.clamp(min=unseen).log(),
+        "classifier.log_hazard": hazard.clamp(min=unseen).log() - risk,
         "classifier.leaving": leaving.clamp(least, 1 - least).logit(),
     }
     return {**weights, **{name: x.to(weights[name]) for name, x in found.items()}}
@@ -96,8 +102,42 @@ def drawn(label: str, curve: Curve, grid: tuple[float, ...], level: float) -> St
     low, high = curve.band(level)
     return StepCurve(
         label, grid, curve.survival.tolist(), curve.se.tolist(), low.tolist(), high.tolist(), curve.at_risk.tolist(),
-        curve.events.tolist(),
+        curve.events.tolist(), rows=curve.rows,
     )  # fmt: skip
+
+
+def times_between(low: float | None, high: float | None, grid: tuple[float, ...]) -> str:
+    """Limits of a time for people; None: it is after the grid."""
+    return " to ".join(f"after {grid[-1]:g}" if end is None else f"{end:g}" for end in (low, high))
+
+
+def p_value(p: float) -> str:
+    """A p-value for people."""
+    return "below .0001" if p < 1e-4 else f"{p:.4f}"
+
+
+def ratios(rows: Sequence[Mapping[str, Any]], level: float) -> FoundTable:
+    """Hazard ratios for people.
+
+    Args:
+        rows: For each input its ``name``, ``coefficient``, ``hazard_ratio``, ``low``, ``high`` and ``p``; of one whose coefficient is
+            None ``why``, and `UNSEEN` ones are left out.
+        level: Of confidence of the limits.
+
+    Returns:
+        The table.
+    """
+    told = [row for row in rows if row["coefficient"] is not None or row["why"] != UNSEEN]
+    cells = tuple(
+        (f"{row['name']}: {row['why']}", "-", "-", "-")
+        if row["coefficient"] is None
+        else (row["name"], f"{row['hazard_ratio']:#.4g}", f"{row['low']:#.4g} to {row['high']:#.4g}", p_value(row["p"]))
+        for row in told
+    )
+    left = len(rows) - len(told)
+    title = "Hazard ratios, each for one more of the column's own unit"
+    title += f"; inputs of which the rows say nothing are left out ({left})" if left else ""
+    return FoundTable(title, ("column", "hazard ratio", f"{100 * level:g} % interval", "p"), cells)
 
 
 def median(curve: Curve, grid: tuple[float, ...], level: float) -> dict[str, float | None]:

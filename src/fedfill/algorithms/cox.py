@@ -16,7 +16,16 @@ from scipy.special import ndtr
 from torch import Tensor, nn
 
 from fedfill.algorithms import Algorithm
-from fedfill.algorithms._survival import drawn, grid_of, left_shares, require_hazards, with_hazards, with_risk
+from fedfill.algorithms._survival import (
+    UNSEEN,
+    drawn,
+    grid_of,
+    left_shares,
+    ratios,
+    require_hazards,
+    with_hazards,
+    with_risk,
+)
 from fedfill.data.schema import Schema, agreed
 from fedfill.errors import FedfillError
 from fedfill.privacy.packed import pack, unpack
@@ -30,7 +39,9 @@ from fedfill.statistics.cox import (
     RiskSums,
     Score,
     breslow,
+    coarseness,
     hazard_ratio,
+    moments_of,
     newton,
     risk_sums,
     score,
@@ -42,10 +53,20 @@ from fedfill.tree import Tree, Weights
 
 RANGES = 100
 """Of risk, of one width, by which rows are counted."""
+REACH = 4.0
+"""How far they go to each side of the mean of all rows' risks, in their standard deviations; who is beyond is in the outermost one."""
+ROUNDED = 1e-6
+"""Standard deviation of an input below which too little is left of its values: inputs are float32, and near 1 where bounds are wide."""
+NOTHING = torch.zeros(0, dtype=torch.float64)
+COARSE = 0.05
+"""Share of those at risk who have their event at the same grid time, from which it is told that coefficients shrink."""
+COARSER = (
+    "grid: on average {:.0%} of those at risk have their event at the same grid time, and coefficients are nearer to 0 by about as much; "
+    "a finer grid prevents it"
+)
 NO_EPSILON = (
     "Cox regression sends sums without a bound for one row, so that there is no epsilon: whoever sees a site's own sums can tell rows "
-    "that leave alone between two times of the grid. For a guarantee fit it on a synthetic table (mst), or train the network hazards "
-    "with dpfedavg."
+    "that leave alone between two times of the grid. For a guarantee fit it on a synthetic table (mst; docs/survival.md)."
 )
 
 
@@ -55,9 +76,24 @@ class AskAt(Message):
 
     Attributes:
         beta: ``[p]`` float64, of the inputs that are used.
+        centre: What is taken off these inputs first, ``[p]`` float64; empty: nothing, or the site's own choice.
     """
 
     beta: Tensor
+    centre: Tensor
+
+
+@dataclass(frozen=True)
+class AskRanks(Message):
+    """Server to client: the request for rows by range of risk.
+
+    Attributes:
+        beta: ``[p]`` float64, of the inputs that are used.
+        ends: Where the ranges begin and end, ``[2]`` float64.
+    """
+
+    beta: Tensor
+    ends: Tensor
 
 
 @dataclass(frozen=True)
@@ -83,15 +119,11 @@ class Input:
         place: Among the network's inputs.
         name: For people.
         unit: What one of the column's own units is on the input's scale.
-        low: The least it can be.
-        high: The most.
     """
 
     place: int
     name: str
     unit: float
-    low: float
-    high: float
 
 
 class Cox(Algorithm):
@@ -123,15 +155,9 @@ class Cox(Algorithm):
         return super().resolved(rounds=rounds, model=model, inputs=inputs)
 
     def server_state(self, initial: Weights) -> dict[str, Tree]:
-        """The network, the fit, counts by cell and by range of risk, hazards of the model and pairs of rows within sites."""
-        return {
-            **super().server_state(initial),
-            "fit": None,
-            "counts": None,
-            "by_risk": None,
-            "hazard": None,
-            "pairs": None,
-        }
+        """The network, the fit, counts by cell and by range of risk, hazards in the middle of the rows, pairs of rows within sites."""
+        found = dict.fromkeys(("fit", "counts", "by_risk", "ends", "hazard", "pairs"))
+        return {**super().server_state(initial), **found}
 
     def round(self, server: Server, t: int) -> None:
         """Newton's steps until nothing changes, then how well the risks rank."""
@@ -140,12 +166,16 @@ class Cox(Algorithm):
         server.warn(NO_EPSILON)
         if self.strata == "site":
             fit = self.fitted(server, lambda beta: self.summed_scores(server, beta), len(inputs))
-            found = self.total(server, self.pairs_within, AskAt(fit.beta), {"pairs": (3,)})
+            found = self.total(server, self.pairs_within, AskAt(fit.beta, NOTHING), {"pairs": (3,)})
             weights = server.initial  # sites keep their hazards to themselves: the network ranks, and tells no more
         else:
-            shapes = {"cells": (2 * size + 1,), "event_sum": (len(inputs),)}
-            first = self.total(server, self.counts, AskAt(torch.zeros(0, dtype=torch.float64)), shapes)
+            shapes = {"cells": (2 * size + 1,), "event_sum": (len(inputs),), "sum": (len(inputs),)}
+            first = self.total(server, self.counts, AskAt(NOTHING, NOTHING), shapes)
             events = first["cells"][:size]
+            if (tied := coarseness(events, at_risk(first["cells"]))) > COARSE:
+                server.warn(COARSER.format(tied))
+            centre = (first["sum"] / first["cells"].sum()).float().double()
+            event_sum = first["event_sum"] - events.sum() * centre
             left = at_risk(first["cells"]) - torch.cat([at_risk(first["cells"])[1:], torch.zeros(1)])
             if few := int(((left > 0) & (left < self.fewest)).sum()):
                 server.warn(
@@ -153,16 +183,25 @@ class Cox(Algorithm):
                     "sums tells what these are. A coarser grid prevents it."
                 )
 
+            asked: list[RiskSums] = []  # the first is at coefficients of 0, where each row counts as one
+
             def at(beta: Tensor) -> Score:
-                return score(self.risk_sets(server, beta, size), events, first["event_sum"], beta)
+                asked.append(self.risk_sets(server, AskAt(beta, centre), size))
+                return score(asked[-1], events, event_sum, beta)
 
             fit = self.fitted(server, at, len(inputs))
-            sums = self.risk_sets(server, fit.beta, size)
-            hazard, exposed = breslow(sums, events), float(sums.s0.max())
-            found = self.total(server, self.ranks, AskAt(fit.beta), {"pairs": (3,), "by_risk": (RANGES, 2 * size + 1)})
+            mean, covariance = moments_of(asked[0])
+            self.warn_of_rounding(server, covariance)
+            middle, reach = fit.beta @ (centre + mean), REACH * (fit.beta @ covariance @ fit.beta).clamp(min=0).sqrt()
+            ends = torch.stack([middle - reach, middle + reach])
+            wanted = {"pairs": (3,), "by_risk": (RANGES, 2 * size + 1)}
+            found = self.total(server, self.ranks, AskRanks(fit.beta, ends), wanted)
+            sums = self.risk_sets(server, AskAt(fit.beta, centre), size)
+            hazard, exposed, away = breslow(sums, events), float(sums.s0.max()), fit.beta @ centre
             state.counts, state.hazard, state.by_risk = first["cells"], hazard, found["by_risk"]
+            state.ends = ends - away
             leaving, rows = left_shares(first["cells"]), float(first["cells"].sum())
-            weights = with_hazards(server.initial, hazard, leaving, rows, exposed)
+            weights = with_hazards(server.initial, hazard, leaving, rows, exposed, float(away))
         state.fit = {name: x if isinstance(x, Tensor) else float(x) for name, x in vars(fit).items()}
         state.pairs = found["pairs"]
         state.weights = with_risk(weights, [one.place for one in inputs], fit.beta)
@@ -181,17 +220,27 @@ class Cox(Algorithm):
         """Likelihood, gradient and information of all sites, each within itself."""
         p = len(beta)
         shapes = {"log_likelihood": (1,), "gradient": (p,), "information": (p * (p + 1) // 2,)}
-        found = self.total(server, self.scores, AskAt(beta), shapes)
+        found = self.total(server, self.scores, AskAt(beta, NOTHING), shapes)
         return Score(float(found["log_likelihood"]), found["gradient"], unpack(found["information"]))
 
-    def risk_sets(self, server: Server, beta: Tensor, size: int) -> RiskSums:
+    def risk_sets(self, server: Server, message: AskAt, size: int) -> RiskSums:
         """The sums over risk sets, of all sites."""
-        p = len(beta)
+        p = len(message.beta)
         shapes = {"s0": (size,), "s1": (size, p), "s2": (size, p * (p + 1) // 2)}
-        return RiskSums(**self.total(server, self.risks, AskAt(beta), shapes))
+        return RiskSums(**self.total(server, self.risks, message, shapes))
+
+    def warn_of_rounding(self, server: Server, covariance: Tensor) -> None:
+        """Name the columns whose bounds are so wide that rounding leaves too little of what rows differ in."""
+        spread = covariance.diagonal().clamp(min=0).sqrt().tolist()
+        inputs = design(agreed(server.schema))
+        if few := [f"'{one.name}'" for one, own in zip(inputs, spread, strict=True) if 0 < own < ROUNDED]:
+            server.warn(
+                f"schema: the rows' values of {', '.join(few)} lie within a millionth of what the bounds allow, so that rounding changes the "
+                "coefficient; give narrower bounds, or the schema that a run of moments writes"
+            )
 
     def total(
-        self, server: Server, handler: BoundHandler, message: AskAt, shapes: Mapping[str, tuple[int, ...]]
+        self, server: Server, handler: BoundHandler, message: Message, shapes: Mapping[str, tuple[int, ...]]
     ) -> Weights:
         """What all sites' sums come to; they must be those of the same sites each time."""
         template = {name: torch.empty(shape, dtype=torch.float64, device="meta") for name, shape in shapes.items()}
@@ -225,15 +274,16 @@ class Cox(Algorithm):
 
     @client_handler
     def counts(self, client: Client, message: AskAt) -> CoxSums:
-        """Rows by cell, and the sum of the covariates of those with an event."""
+        """Rows by cell, and the sums of the covariates of those with an event and of all."""
         x, cells, size = self.rows(client)
         counts = torch.bincount(cells, minlength=2 * size + 1).double()
-        return CoxSums({"cells": counts, "event_sum": x[cells < size].sum(0)})
+        return CoxSums({"cells": counts, "event_sum": x[cells < size].sum(0), "sum": x.sum(0)})
 
     @client_handler
     def risks(self, client: Client, message: AskAt) -> CoxSums:
         """Sums over the risk set at each time of the grid."""
-        return CoxSums(dict(vars(risk_sums(*self.rows(client), message.beta.cpu()))))
+        x, cells, size = self.rows(client)
+        return CoxSums(dict(vars(risk_sums(x - message.centre.cpu(), cells, size, message.beta.cpu()))))
 
     @client_handler
     def scores(self, client: Client, message: AskAt) -> CoxSums:
@@ -245,22 +295,22 @@ class Cox(Algorithm):
     @client_handler
     def pairs_within(self, client: Client, message: AskAt) -> CoxSums:
         """Pairs of the site's own rows, and how many of them the risks rank rightly."""
-        return CoxSums({"pairs": self.own_pairs(client, message)[0]})
+        return CoxSums({"pairs": self.own_pairs(client, message.beta)[0]})
 
     @client_handler
-    def ranks(self, client: Client, message: AskAt) -> CoxSums:
+    def ranks(self, client: Client, message: AskRanks) -> CoxSums:
         """The same, and rows by range of risk and cell."""
-        pairs, risk, cells = self.own_pairs(client, message)
-        low, high = span(design(agreed(client.schema)), message.beta.cpu())
+        pairs, risk, cells = self.own_pairs(client, message.beta)
+        low, high = message.ends.tolist()
         place = ((risk - low) / max(high - low, 1e-12) * RANGES).long().clamp(0, RANGES - 1)
         width = len(agreed(client.schema).target.classes)
         by_risk = torch.bincount(place * width + cells, minlength=RANGES * width).reshape(RANGES, width)
         return CoxSums({"pairs": pairs, "by_risk": by_risk.double()})
 
-    def own_pairs(self, client: Client, message: AskAt) -> tuple[Tensor, Tensor, Tensor]:
+    def own_pairs(self, client: Client, beta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Counts of pairs ``[3]``, risks and cells ``[n]``."""
         x, cells, size = self.rows(client)
-        risk = x @ message.beta.cpu()
+        risk = x @ beta.cpu()
         pairs = concordance(risk, cells, size)
         return torch.tensor([pairs.right, pairs.tied, pairs.comparable], dtype=torch.float64), risk, cells
 
@@ -282,15 +332,16 @@ class Cox(Algorithm):
             "converged": bool(fit.converged),
             "c_index_within_sites": within.index,
         }
+        tables = (ratios(rows, self.band_level),)
         if state.by_risk is None:
-            return Findings(figures, tells="ranks")
+            return Findings(figures, tells="ranks", tables=tables)
         counts = state.counts.cpu()
         figures |= {
             "rows": int(counts.sum()),
             "events": int(counts[: len(schema.target.grid)].sum()),
             "c_index_by_ranges": concordance_of_counts(state.by_risk.cpu()).index,
         }
-        return Findings(figures, self.thirds(server, fit, schema), self.band_level)
+        return Findings(figures, self.thirds(server, schema), self.band_level, tables=tables)
 
     def row(self, inputs: list[Input], fit: CoxFit, k: int, z: float) -> dict[str, Any]:
         """What is told of a coefficient, for one of the column's own units."""
@@ -298,7 +349,7 @@ class Cox(Algorithm):
         beta, se = float(fit.beta[k]) * one.unit, float(fit.se[k]) * one.unit
         if not bool(fit.known[k]):
             alike = [f"'{inputs[j].name}'" for j in fit.mixed_with(k)]
-            why = f"no row tells it apart from {', '.join(alike)}" if alike else "the rows say nothing of it"
+            why = f"no row tells it apart from {', '.join(alike)}" if alike else UNSEEN
             return {"name": one.name, "coefficient": None, "why": why}
         ratio, low, high = hazard_ratio(beta, se, z)
         p = float(2 * ndtr(-abs(beta) / se)) if se else 1.0
@@ -312,10 +363,10 @@ class Cox(Algorithm):
             "high": high,
         }
 
-    def thirds(self, server: Server, fit: CoxFit, schema: Schema) -> list[StepCurve]:
+    def thirds(self, server: Server, schema: Schema) -> list[StepCurve]:
         """Kaplan-Meier curves of three ranges of risk with equally many rows, as far as ranges allow, and the model's mean there."""
         by_risk, grid, hazard = server.state.by_risk.cpu(), schema.target.grid, server.state.hazard.cpu()
-        low, high = span(design(schema), fit.beta)
+        low, high = server.state.ends.tolist()
         middle = low + (torch.arange(RANGES, dtype=torch.float64) + 0.5) / RANGES * (high - low)
         n = by_risk.sum(1)
         part = ((n.cumsum(0) - n / 2) / n.sum().clamp(min=1) * 3).long().clamp(0, 2)
@@ -335,21 +386,10 @@ def design(schema: Schema) -> list[Input]:
     """The inputs that have a coefficient: all but the first word of each category, with which the others are compared."""
     encoding, found = schema.encoding(), []
     for place, name in enumerate(encoding.numbers):
-        unit, column = 1 / encoding.deviation[place], schema.columns.get(name)
-        ends = (
-            (0.0, 1.0) if column is None else column.bounds
-        )  # a column that says where another is empty has no bounds
-        low, high = ((end - encoding.mean[place]) * unit for end in ends)
-        found.append(Input(place, name, unit, low, high))
+        found.append(Input(place, name, 1 / encoding.deviation[place]))
     place = len(encoding.numbers)
     for name, words in encoding.words.items():
-        named = [Input(place + k, f"{name}: {word} against {words[0]}", 1.0, 0.0, 1.0) for k, word in enumerate(words)]
+        named = [Input(place + k, f"{name}: {word} against {words[0]}", 1.0) for k, word in enumerate(words)]
         found += named[1:]
         place += len(words)
     return found
-
-
-def span(inputs: list[Input], beta: Tensor) -> tuple[float, float]:
-    """The least and the most that a risk can be, whatever the row."""
-    ends = [sorted((float(b) * one.low, float(b) * one.high)) for one, b in zip(inputs, beta, strict=True)]
-    return sum(low for low, _ in ends), sum(high for _, high in ends)

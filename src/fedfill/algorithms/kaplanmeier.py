@@ -6,6 +6,7 @@ Kaplan and Meier 1958; Mantel 1966. See ``docs/algorithms/kaplanmeier.md``.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Self
 
@@ -20,7 +21,9 @@ from fedfill.algorithms._survival import (
     grid_of,
     left_shares,
     median,
+    p_value,
     require_hazards,
+    times_between,
     with_hazards,
 )
 from fedfill.data.schema import Schema, agreed
@@ -31,7 +34,7 @@ from fedfill.protocol.client import Client, client_handler
 from fedfill.protocol.messages import Message
 from fedfill.protocol.server import Server
 from fedfill.protocol.sums import Sums, collect, contribute
-from fedfill.runs.curves import Findings
+from fedfill.runs.curves import Findings, FoundTable
 from fedfill.statistics.noise import NoisySums
 from fedfill.statistics.prefix import decoding
 from fedfill.statistics.sums import GRID, Block, Statistic
@@ -85,6 +88,7 @@ class KaplanMeier(NoisySums, Algorithm):
     name = "kaplanmeier"
     network = "hazards"
     single_round = True
+    trains = False
 
     group: str | None = None
     """Column by whose values rows are told apart, or site: by client; none: one curve."""
@@ -114,12 +118,12 @@ class KaplanMeier(NoisySums, Algorithm):
         require_hazards(model, self.name)
         return super().resolved(rounds=rounds, model=model, inputs=inputs)
 
-    def groups(self, schema: Schema, clients: int) -> list[str]:
-        """What the groups are called."""
+    def groups(self, schema: Schema, sites: Sequence[str]) -> list[str]:
+        """What the groups are called; sites as their federation calls them."""
         if self.group is None:
             return ["all"]
         if self.group == SITE:
-            return [f"site {i}" for i in range(clients)]
+            return [f"site: {name}" for name in sites]
         return [f"{self.group}: {word}" for word in schema.columns[self.group].labels()]
 
     def group_of(self, client: Client) -> Tensor:
@@ -157,7 +161,7 @@ class KaplanMeier(NoisySums, Algorithm):
     def round(self, server: Server, t: int) -> None:
         """Sum the counts; everything else follows from them."""
         state, schema = server.state, agreed(server.schema)
-        size, names = len(schema.target.grid), self.groups(schema, server.clients)
+        size, names = len(schema.target.grid), self.groups(schema, server.names)
         statistic = self.statistic(len(names), size)
         message = AskCounts(server.clients)
         collected = collect(server, self.count, message, statistic, self.noise(statistic))
@@ -178,7 +182,7 @@ class KaplanMeier(NoisySums, Algorithm):
     def count(self, client: Client, message: AskCounts) -> Sums:
         """Counts over the client's rows."""
         schema = agreed(client.schema)
-        groups = len(self.groups(schema, message.clients))
+        groups = len(self.groups(schema, message.clients * [""]))
         statistic = self.statistic(groups, len(schema.target.grid))
         records = [(self.group_of(client)[:, None].double(), client.data.labels)]
         return contribute(client, statistic, records, self.noise(statistic), message.clients)
@@ -187,7 +191,7 @@ class KaplanMeier(NoisySums, Algorithm):
     def test(self, client: Client, message: AskCounts) -> Tests:
         """The log-rank test among the client's own rows."""
         schema = agreed(client.schema)
-        k, cells = len(self.groups(schema, message.clients)), len(schema.target.classes)
+        k, cells = len(self.groups(schema, message.clients * [""])), len(schema.target.classes)
         index = self.group_of(client) * cells + client.data.labels.cpu()
         own = log_rank(torch.bincount(index, minlength=k * cells).reshape(k, cells))
         return Tests({name: x.contiguous() for name, x in vars(own).items()})
@@ -203,13 +207,13 @@ class KaplanMeier(NoisySums, Algorithm):
     def findings(self, server: Server) -> Findings:
         """Curves by group, medians and the test."""
         state, schema = server.state, agreed(server.schema)
-        grid, names = schema.target.grid, self.groups(schema, server.clients)
+        grid, names = schema.target.grid, self.groups(schema, server.names)
         found = {name: self.curve(counts, state.std) for name, counts in zip(names, state.counts.cpu(), strict=True)}
         # a group without rows has no curve; under noise nobody knows which ones have none
         curves = {name: c for name, c in found.items() if state.std or float(c.at_risk[0]) > 0}
         groups: dict[str, Any] = {
             name: {
-                "rows_at_risk": float(c.at_risk[0]),
+                "rows_at_risk": c.rows,
                 "events": float(c.events.sum()),
                 **median(c, grid, self.band_level),
                 "survival_at_the_end": float(c.survival[-1]),
@@ -228,4 +232,35 @@ class KaplanMeier(NoisySums, Algorithm):
                 "observed": dict(zip(curves if state.tests is None else names, test.observed.tolist(), strict=True)),
                 "expected": dict(zip(curves if state.tests is None else names, test.expected.tolist(), strict=True)),
             }
-        return Findings(figures, [drawn(name, c, grid, self.band_level) for name, c in curves.items()], self.band_level)
+        drawings = [drawn(name, c, grid, self.band_level) for name, c in curves.items()]
+        return Findings(figures, drawings, self.band_level, tables=self.tables(figures, grid))
+
+    def tables(self, figures: dict[str, Any], grid: tuple[float, ...]) -> list[FoundTable]:
+        """Groups and the test for people."""
+        end = f"{grid[-1]:g}"
+        header = (
+            "group",
+            "rows",
+            "events",
+            "median",
+            f"{100 * self.band_level:g} % interval",
+            f"without the event at {end}",
+        )
+        rows = tuple(
+            (
+                name,
+                f"{one['rows_at_risk']:,.0f}",
+                f"{one['events']:,.0f}",
+                f"after {end}" if one["median"] is None else f"{one['median']:g}",
+                times_between(one["median_low"], one["median_high"], grid),
+                f"{one['survival_at_the_end']:.3f}",
+            )
+            for name, one in figures["groups"].items()
+        )
+        found = [FoundTable("Time to the event", header, rows)]
+        if (test := figures.get("log_rank")) is not None:
+            title = "Log-rank test: whether all groups have one hazard"
+            title += ", within each site" if test["stratified_by_site"] else ""
+            cells = (str(self.group), f"{test['chi_square']:.4g}", str(test["degrees_of_freedom"]), p_value(test["p"]))
+            found.append(FoundTable(title, ("groups", "chi-square", "degrees of freedom", "p"), (cells,)))
+        return found

@@ -21,7 +21,7 @@ from fedfill.protocol.client import Client, client_handler
 from fedfill.protocol.messages import Message
 from fedfill.protocol.server import Server
 from fedfill.protocol.sums import Sums, collect, contribute
-from fedfill.runs.curves import Findings
+from fedfill.runs.curves import Findings, FoundTable
 from fedfill.statistics.noise import NoisySums
 from fedfill.statistics.sums import GRID, Block, Statistic
 from fedfill.tree import Tree, Weights
@@ -128,9 +128,15 @@ class Moments(NoisySums, Algorithm):
             columns[name] = columns[name].model_copy(update=own)
             told[name] = {**own, "rows": n, **({"std_of_noise_in_mean": half * error} if error else {})}
         figures: dict[str, Any] = {"columns": told}
-        return Findings(
-            figures, tells="nothing", schema=f"{self.comment()}\n\n{replace(schema, columns=columns).toml()}"
+        rows = tuple(
+            (name, f"-, {one['why']}", "-")
+            if one["mean"] is None
+            else (name, f"{one['mean']:g}", f"{one['deviation']:g}")
+            for name, one in told.items()
         )
+        table = FoundTable("Columns of numbers, over all clients' rows", ("column", "mean", "deviation"), rows)
+        text = f"{self.comment()}\n\n{replace(schema, columns=columns).toml()}"
+        return Findings(figures, tells="nothing", schema=text, tables=(table,))
 
     def comment(self) -> str:
         """Where mean and deviation come from, as a comment for whoever gets the schema."""

@@ -43,9 +43,9 @@ def print_result(result: Result) -> None:
     )
     score = headline_of(summary)[0]
     table.add_row(f"{score}, last round ({summary['rounds']})", _share(summary["accuracy"]))
-    table.add_row(
-        f"best {score} (chosen on the test set)", f"{_share(summary['best_accuracy'])} in round {summary['best_round']}"
-    )
+    if summary["rounds"] > 1:  # of one round it would be the same figure, and nothing was chosen
+        best = f"{_share(summary['best_accuracy'])} in round {summary['best_round']}"
+        table.add_row(f"best {score} (chosen on the test set)", best)
     if "selected_round" in summary:
         table.add_row(
             f"{score}, round chosen by validation",
@@ -64,12 +64,22 @@ def print_result(result: Result) -> None:
     for name, called in {**probabilities.FIGURES, **regression.FIGURES, **survival.FIGURES}.items():
         if summary.get(name) is not None:
             table.add_row(called, _share(summary[name]))
-    table.add_row("variance over classes, in percent²", f"{summary['class_variance']:.1f}")
+    if len(summary["accuracy_by_class"]) > 1:
+        table.add_row("variance over classes, in percent²", f"{summary['class_variance']:.1f}")
     table.add_row("sent up / down", f"{size(summary['bytes_up'])} / {size(summary['bytes_down'])}")
     table.add_row("samples trained on", f"{summary['train_samples']:,}")
     table.add_row("seconds (of it in local training)", f"{summary['seconds']:.1f} ({summary['seconds_in_fit']:.1f})")
     table.add_row("SHA-256 of the weights", f"{summary['weights_sha256'][:16]}...")
     out.print(table)
+    for found in summary.get("tables", ()):
+        out.print()
+        paragraph(found["title"])
+        shown = _table(*found["header"])
+        for row in found["rows"][:MOST_ROWS]:
+            shown.add_row(*row)
+        out.print(shown)
+        if len(found["rows"]) > MOST_ROWS:
+            paragraph(f"... and {len(found['rows']) - MOST_ROWS} more rows, all of them in summary.json.")
     if result.was_finished:
         paragraph("This run was finished before: it was read from its folder, and nothing was run again.")
     elif result.resumed_after:

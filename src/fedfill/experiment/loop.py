@@ -201,6 +201,8 @@ def _loop(
         )
         if found is not None:
             summary["findings"] = dict(found.figures) | ({} if found.tells == "all" else {"model_tells": found.tells})
+            if found.tables:
+                summary["tables"] = [table.document() for table in found.tables]
         directory.write("summary.json", to_json(summary))
         return Result(directory.path, summary, records, tree.to(weights, "cpu"), done)
     except BaseException:
@@ -280,6 +282,7 @@ def make_server(
         min_replies=experiment.min_replies,
         secret=secret,
         schema=federation.schema,
+        names=federation.called,
     )
     server.state = State(prepared.algorithm.server_state(server.initial))
     return server

@@ -70,6 +70,7 @@ class Server:
         secret: Gives a key that only the server has, from which noise and coins come that protect clients; None: they come
             from the seed.
         schema: What all agreed on about the table that is learnt from; None: nothing was.
+        names: What the clients are called; empty: by their numbers.
 
     Attributes:
         state: What the server keeps between rounds.
@@ -95,8 +96,10 @@ class Server:
         min_replies: int = 1,
         secret: Callable[[], bytes] | None = None,
         schema: Schema | None = None,
+        names: Sequence[str] = (),
     ) -> None:
         self.schema = schema
+        self.names = list(names) or [f"client {i}" for i in range(clients)]
         self.clients = clients
         self.classes = classes
         self.rounds = rounds

@@ -33,6 +33,7 @@ class StepCurve:
         at_risk: Just before each time.
         events: At each time.
         model: Whether it is what a model says, drawn without a band beside what was seen.
+        rows: At risk at time 0; None: nobody tells.
     """
 
     label: str
@@ -44,6 +45,26 @@ class StepCurve:
     at_risk: Sequence[float] = ()
     events: Sequence[float] = ()
     model: bool = False
+    rows: float | None = None
+
+
+@dataclass(frozen=True)
+class FoundTable:
+    """A table for people of what a run has found: on the terminal and in a report, and in ``summary.json``.
+
+    Attributes:
+        title: What it shows.
+        header: Names of the columns; the first one has the rows' names.
+        rows: Their cells.
+    """
+
+    title: str
+    header: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+    def document(self) -> dict[str, Any]:
+        """As ``summary.json`` has it."""
+        return {"title": self.title, "header": list(self.header), "rows": [list(row) for row in self.rows]}
 
 
 @dataclass(frozen=True)
@@ -56,6 +77,7 @@ class Findings:
         level: Of confidence of their bands.
         schema: As TOML text: the table's, with what was found of its columns; "": none.
         tells: What the model tells of a row: all that such models do, no more than which of two comes first, or nothing.
+        tables: The figures that a reader wants to see.
     """
 
     figures: Mapping[str, Any]
@@ -63,6 +85,7 @@ class Findings:
     level: float = 0.95
     tells: Literal["all", "ranks", "nothing"] = "all"
     schema: str = ""
+    tables: Sequence[FoundTable] = field(default_factory=tuple)
 
 
 def write_curves(curves: Sequence[StepCurve], path: Path, title: str, level: float = 0.95) -> None:
@@ -87,7 +110,7 @@ def table(curves: Sequence[StepCurve]) -> str:
     """The curves as CSV, one row for each time, and a first row at time 0."""
     rows: list[Sequence[object]] = []
     for curve in curves:
-        first = curve.at_risk[0] if curve.at_risk else ""
+        first = "" if curve.rows is None else f"{curve.rows:.10g}"
         rows.append([curve.label, 0, first, 0 if curve.events else "", 1, *([0, 1, 1] if curve.se else ["", "", ""])])
         for k, time in enumerate(curve.times):
             cells = [
@@ -144,6 +167,8 @@ def _steps(times: Sequence[float], values: Sequence[float]) -> tuple[np.ndarray[
 
 
 def _at(curve: StepCurve, time: float) -> float:
-    """Those at risk just before the first of the curve's times that is not before `time`."""
+    """Those at risk at the start, or just before the first of the curve's times that is not before `time`."""
+    if time <= 0 and curve.rows is not None:
+        return curve.rows
     k = int(np.searchsorted(curve.times, time, side="left"))
     return curve.at_risk[min(k, len(curve.at_risk) - 1)]

@@ -75,6 +75,12 @@ class _Costs(Checked):
     warnings: list[str] = []
 
 
+class _Table(Checked):
+    title: str
+    header: list[str]
+    rows: list[list[str]]
+
+
 class Summary(_Figures, _Costs):
     """The document of ``summary.json``."""
 
@@ -107,6 +113,7 @@ class Summary(_Figures, _Costs):
     weights_sha256: str
     lost_replies: Count = 0
     notes: list[str] = []
+    tables: list[_Table] = []
     privacy: _Account
 
     @model_validator(mode="after")

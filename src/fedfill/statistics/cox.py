@@ -8,7 +8,8 @@ and once the events d_k and the sum of x over all events (Cox 1972; Breslow 1974
     U     = X - sum_k d_k S1_k / S0_k
     I     = sum_k d_k (S2_k / S0_k - S1_k S1_k' / S0_k^2)
 
-All of these are sums over records, so that those of several sites are those of the pooled table. Stratified by site, each site has
+None of the three changes with what x is counted from, but for rounding: so it is the middle of the records, as exp(beta' x) is beyond
+what numbers hold where x is far from 0. All of these are sums over records, so that those of several sites are those of the pooled table. Stratified by site, each site has
 risk sets and a baseline of its own, and log L, U and I are summed.
 """
 
@@ -87,6 +88,34 @@ def risk_sums(x: Tensor, cells: Tensor, size: int, beta: Tensor) -> RiskSums:
     return RiskSums(found[0][:, 0], found[1], found[2])
 
 
+def moments_of(sums: RiskSums) -> tuple[Tensor, Tensor]:
+    """Mean and covariance of the covariates of those at risk at the first grid time.
+
+    Args:
+        sums: At coefficients of 0.
+
+    Returns:
+        ``[p]`` and ``[p, p]``; zeros where nobody is at risk.
+    """
+    n = sums.s0[0].clamp(min=1)
+    mean = sums.s1[0] / n
+    return mean, unpack(sums.s2[0] / n) - torch.outer(mean, mean)
+
+
+def coarseness(events: Tensor, at_risk: Tensor) -> float:
+    """The share of those at risk who have their event at the same grid time, mean over events; coefficients shrink by about as much.
+
+    Args:
+        events: d, ``[G]``.
+        at_risk: n, ``[G]``.
+
+    Returns:
+        0..1, 0 without an event.
+    """
+    d, n = events.double(), at_risk.double().clamp(min=1)
+    return float((d * d / n).sum() / d.sum().clamp(min=1))
+
+
 def times_at_risk(cells: Tensor, size: int) -> Tensor:
     """At how many grid times each record was at risk, ``[n]`` int64, 0..G."""
     return torch.where(cells < size, cells + 1, cells - size)
@@ -139,9 +168,14 @@ def score(sums: RiskSums, events: Tensor, event_sum: Tensor, beta: Tensor) -> Sc
 
 
 def score_of(x: Tensor, cells: Tensor, size: int, beta: Tensor) -> Score:
-    """The partial likelihood of a stratum whose records are at hand; arguments as of `risk_sums`."""
+    """The partial likelihood of a stratum whose records are at hand; arguments as of `risk_sums`.
+
+    Weights are taken from the middle of the records, which changes nothing else: exp of a risk far from 0 is beyond float64.
+    """
     with_event = cells < size
     events = torch.bincount(cells[with_event], minlength=size)
+    if len(x):  # rounded as inputs are, so that a column of one value becomes zeros and not what rounding leaves
+        x = x.double() - x.double().mean(0).float().double()
     return score(risk_sums(x, cells, size, beta), events, x.double()[with_event].sum(0), beta)
 
 

@@ -51,6 +51,7 @@ class Curve:
         survival: S at it, ``[G]``, 0..1.
         variance: Greenwood's, of log S, ``[G]``; infinite where S is 0.
         noise: Variance of log S by the noise in the counts, ``[G]``; 0 without noise.
+        rows: At risk at time 0: all of them, with those who were censored before the first grid time.
     """
 
     events: Tensor
@@ -58,6 +59,7 @@ class Curve:
     survival: Tensor
     variance: Tensor
     noise: Tensor
+    rows: float
 
     @property
     def se(self) -> Tensor:
@@ -103,15 +105,15 @@ def kaplan_meier(counts: Tensor) -> Curve:
     """
     counts = counts.double()
     events, n = split(counts)[0], at_risk(counts)
-    return _curve(events, n, torch.zeros_like(events))
+    return _curve(events, n, torch.zeros_like(events), float(counts.sum()))
 
 
-def _curve(events: Tensor, n: Tensor, noise: Tensor) -> Curve:
+def _curve(events: Tensor, n: Tensor, noise: Tensor, rows: float) -> Curve:
     there = n > 0
     hazard = torch.where(there, events / torch.where(there, n, 1.0), 0.0).clamp(0, 1)
     free = n - events
     terms = torch.where(there & (events > 0), events / (n * free.clamp(min=0)), 0.0)
-    return Curve(events, n, (1 - hazard).cumprod(0), terms.cumsum(0), noise)
+    return Curve(events, n, (1 - hazard).cumprod(0), terms.cumsum(0), noise, rows)
 
 
 # Counts under noise
@@ -157,6 +159,7 @@ def noisy_kaplan_meier(encoded: Tensor, matrix: Tensor, std: float) -> Curve:
     events = _increments(events)
     censored = _increments(censored.flip(0)).flip(0)
     n = _from_end(events + censored[1:]).clamp(min=1.0)
+    rows = max(float(events.sum() + censored.sum()), float(n[0]))
     size = len(events)
     events = torch.minimum(events, n)
     # of -log S_k = -sum_j log(1 - d_j / n_j), what a change of each cell makes: of its events at once, and of those at risk up to its time
@@ -167,7 +170,7 @@ def noisy_kaplan_meier(encoded: Tensor, matrix: Tensor, std: float) -> Curve:
     gradient[:, :size] = by_events + by_risk.cumsum(1)
     gradient[:, size + 1 :] = by_risk.cumsum(1)
     noise = (gradient @ decoded * std).square().sum(1)
-    return _curve(events, n, noise)
+    return _curve(events, n, noise, rows)
 
 
 def _increments(noisy: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ from fedfill.errors import FedfillError, Kept, first_line, path_of
 from fedfill.runs.directory import write_atomically
 from fedfill.studies.reporting.charts import holdings, learning
 from fedfill.studies.reporting.embedded import samples
+from fedfill.studies.reporting.found import found
 from fedfill.studies.reporting.parts import Part, Story, gather
 from fedfill.studies.reporting.served import served
 from fedfill.studies.reporting.totals import finals, traffic
@@ -164,6 +165,7 @@ def where(part: Part) -> str:
 def _sections(part: Part, room: Room) -> list[Section]:
     about = where(part)
     made = [
+        found(part, about, room),
         holdings(part, about, room),
         learning(part, about, room),
         served(part, about, room),
