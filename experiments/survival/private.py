@@ -89,7 +89,7 @@ def main() -> None:
                     )  # fmt: skip
                     made = place / f"{name}.parquet"
                     fedfill.synthesise(place / name, out=made)
-                    one = {**common, "partition": "iid", "clients": 1}
+                    one = {**common, "partition": "iid", "clients": 1, "test_fraction": 0.0}
                     of_seeds.append(
                         ratios(
                             fedfill.run(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pandas as pd
@@ -18,7 +18,7 @@ from tests.helpers import refused
 from tests.protocol.world import ENGINES
 
 import fedfill
-from fedfill.algorithms.cox import design
+from fedfill.algorithms.cox import AskAt, Cox, design
 from fedfill.data.schema import from_document, read_schema
 from fedfill.experiment.loop import make_server
 from fedfill.experiment.prepare import arrange
@@ -347,3 +347,12 @@ def test_hosts_give_the_same_bits(name: str) -> None:
         found.append((sha256(server.state.weights), findings.figures, findings.curves, server.costs.bytes_up))
         carrier.close()
     assert found[0] == found[1]
+
+
+def test_no_sum_tells_of_a_row_that_leaves_before_the_first_grid_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a sum over all rows, that over the first risk set would tell the covariates of those who are not in it."""
+    x, cells = torch.tensor([[1.0], [2.0], [100.0]]), torch.tensor([0, 3, 2])  # of two grid times; 2: left before them
+    monkeypatch.setattr(Cox, "rows", lambda self, client: (x, cells, 2))
+    ask, nobody = AskAt(torch.zeros(1), torch.zeros(1)), cast(Any, None)
+    found, risks = (handler(nobody, ask).sums for handler in (Cox().counts, Cox().risks))
+    assert found["sum"] == risks["s1"][0] == 3.0

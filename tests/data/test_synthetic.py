@@ -55,7 +55,9 @@ def test_a_test_set_is_held_out_as_it_was_for_the_run(tmp_path: Path) -> None:
     found = load(str(written(tmp_path / "b.safetensors", test_fraction=0.1)))
     assert len(found.test) == len(load("digits", test_fraction=0.1).test) < len(load("digits").test)
     extra = with_extra(divided("digits", test_fraction=0.1), str(tmp_path / "b.safetensors"))
-    assert "test_fraction 0.1" in extra.notes[-1]
+    assert "test_fraction (0.1) is not that of this run (none given)" in extra.notes[-1]
+    same = with_extra(divided("digits", test_fraction=0.1), str(tmp_path / "b.safetensors"), None, 0.1)
+    assert "test_fraction" not in same.notes[-1]
     with refused("data", "c.safetensors", "test_fraction 0"):
         load(str(written(tmp_path / "c.safetensors", test_fraction=0.0)))
 

@@ -273,6 +273,12 @@ def test_what_has_noise_does_not_tell_the_seed_that_its_noise_follows_from(
     for path in (made.path, tmp_path / "model" / "model.json"):
         assert (b"4321" in path.read_bytes()) == (digest.encode() in path.read_bytes()) == (told is not None)
     assert fedfill.export(tmp_path / "run", to=tmp_path / "model") == model  # the same run, without its digest
+    fitted = fedfill.export(
+        fedfill.run("fedgauss", out=tmp_path / "all", test_fraction=0.0, client_test=0.0, **more, **options).directory,
+        to=tmp_path / "of-all",
+    )
+    # where the test set is what was trained on, figures of it are of the records that noise protects
+    assert ("accuracy" in fitted.card["run"]) == (told is not None)
     fedfill.run("fedgauss", out=tmp_path / "other", seed=8765, **more, **options)
     with refused("to", "another run"):
         fedfill.export(tmp_path / "other", to=tmp_path / "model")

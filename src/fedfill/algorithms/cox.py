@@ -174,7 +174,7 @@ class Cox(Algorithm):
             events = first["cells"][:size]
             if (tied := coarseness(events, at_risk(first["cells"]))) > COARSE:
                 server.warn(COARSER.format(tied))
-            centre = (first["sum"] / first["cells"].sum()).float().double()
+            centre = (first["sum"] / at_risk(first["cells"])[0].clamp(min=1)).float().double()
             event_sum = first["event_sum"] - events.sum() * centre
             left = at_risk(first["cells"]) - torch.cat([at_risk(first["cells"])[1:], torch.zeros(1)])
             if few := int(((left > 0) & (left < self.fewest)).sum()):
@@ -274,10 +274,15 @@ class Cox(Algorithm):
 
     @client_handler
     def counts(self, client: Client, message: AskAt) -> CoxSums:
-        """Rows by cell, and the sums of the covariates of those with an event and of all."""
+        """Rows by cell, and the sums of the covariates of those with an event, and of those at risk at the first grid time.
+
+        Of all rows it would tell, with the sums over that risk set, those who leave before.
+        """
         x, cells, size = self.rows(client)
         counts = torch.bincount(cells, minlength=2 * size + 1).double()
-        return CoxSums({"cells": counts, "event_sum": x[cells < size].sum(0), "sum": x.sum(0)})
+        return CoxSums(
+            {"cells": counts, "event_sum": x[cells < size].sum(0), "sum": x[times_at_risk(cells, size) > 0].sum(0)}
+        )
 
     @client_handler
     def risks(self, client: Client, message: AskAt) -> CoxSums:

@@ -29,8 +29,8 @@ SPLIT = (
 )
 NONE = "Test set: none came with the data, and the samples are too few to hold one out."
 FITTED = (
-    "Test set: none came with the data, and none was held out (test_fraction 0). All samples are used for training and as "
-    "the test set: the model is judged on samples that it was fitted to."
+    "Test set: none came with the data, and none was held out (test_fraction 0). The test set is all samples, with those "
+    "that are trained on: the model is judged on samples that it was fitted to."
 )
 
 

@@ -88,6 +88,8 @@ class Target(BaseModel):
             raise ValueError(f"a target of the kind '{self.kind}' needs {needed} and nothing of the others")
         if len(set(self.values)) < len(self.values) or (self.kind == "classes" and len(self.values) < 2):
             raise ValueError("values must be two or more, and differ")
+        if "" in self.values:
+            raise ValueError("values hold '', which an empty cell is; allowed: words")
         if self.low is not None and self.high is not None and not 0 < self.high - self.low < np.inf:
             raise ValueError(
                 f"found low = {self.low} and high = {self.high}; allowed: finite numbers, low below high, with a finite difference"

@@ -306,13 +306,16 @@ def real_of(found: Synthetic, path: Path, real: Loader, setting: str = "data") -
     return source
 
 
-def with_extra(federation: Federation, path: str, data_dir: Path | str | None = None) -> Federation:
+def with_extra(
+    federation: Federation, path: str, data_dir: Path | str | None = None, test_fraction: float | None = None
+) -> Federation:
     """The same federation, each of whose clients that train has a file's samples beside its own labelled ones.
 
     Args:
         federation: Its clients' own test and validation splits stay as they are.
         path: The file; of a table with a schema a Parquet file.
         data_dir: Where it may lie as well.
+        test_fraction: With which the federation's test set was held out; None: none was given.
 
     Returns:
         The federation, with a sentence on what was added and a fingerprint that holds it.
@@ -321,7 +324,7 @@ def with_extra(federation: Federation, path: str, data_dir: Path | str | None = 
         FedfillError: Where the file is not sound, or doesn't fit the classes, the shape or the schema.
     """
     place = locate(path, data_dir)
-    found = _rows_of(place, federation.schema) if place.suffix == TABLE else read(place, "extra")
+    found = _rows_of(place, federation.schema) if place.suffix.lower() == TABLE else read(place, "extra")
     _require_fit(found, place, federation.test, federation.class_names, "these data", "extra")
     clients = tuple(
         replace(client, train=client.train + found.samples) if len(client.train) else client
@@ -333,8 +336,11 @@ def with_extra(federation: Federation, path: str, data_dir: Path | str | None = 
         f"{'the one client that trains' if some == 1 else f'each of {some:,} clients'}; the class counts hold them. Where they were made from the same records, their own account comes on top of this run's: "
         f"{found.origin.guarantee}."
     )
-    if found.origin.test_fraction is not None:
-        note += f" They were made with test_fraction {found.origin.test_fraction:g}: with another one here, the test set may hold samples that they were made of."
+    if found.origin.test_fraction != test_fraction:
+        theirs, here = (
+            "none given" if one is None else f"{one:g}" for one in (found.origin.test_fraction, test_fraction)
+        )
+        note += f" Their run's test_fraction ({theirs}) is not that of this run ({here}): the test set may hold samples that they were made of."
     made = replace(federation, clients=clients, notes=(*federation.notes, note))
     return replace(made, fingerprint=fingerprint(made))
 

@@ -140,7 +140,7 @@ def prepare(
     if kind.pooled:
         federation = federation.pooled()
     if experiment.extra is not None:
-        federation = with_extra(federation, experiment.extra, experiment.data_dir)
+        federation = with_extra(federation, experiment.extra, experiment.data_dir, experiment.test_fraction)
     if kind.personal and experiment.engine == "flower":
         federation = _at_their_hosts(federation, experiment)
     if experiment.preset is not None and not kind.paper:

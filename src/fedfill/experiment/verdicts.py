@@ -189,7 +189,7 @@ def of_run(summary: Mapping[str, Any], records: Sequence[Mapping[str, Any]]) -> 
         found.append(
             Verdict(
                 FITTED,
-                "no test set was held out (test_fraction 0): the figures are of samples that the model was fitted to, and say little "
+                "no test set was held out (test_fraction 0): among the samples that are judged are those that the model was fitted to, which says little "
                 "of new ones; leave test_fraction out to judge or compare models",
             )
         )

@@ -348,12 +348,12 @@ def _run(document: Mapping[str, Any], summary: Mapping[str, Any]) -> dict[str, A
     """What the run was: nothing of where it lies."""
     told = ("algorithm", "partition", "clients", "rounds", "seed", "data_fraction", "settings")
     of_classes = ("accuracy", "accuracy_by_class", "mean_client_accuracy", "worst_client_accuracy")
-    by_target = {"number": tuple(OF_NUMBERS), "survival": tuple(OF_TIMES)}
-    figures = (*by_target.get(str(summary.get("target")), of_classes), "weights_sha256")
+    figures = {"number": tuple(OF_NUMBERS), "survival": tuple(OF_TIMES)}.get(str(summary.get("target")), of_classes)
+    exact = document.get("test_fraction") == 0 and noisy(summary)  # figures of the very records that noise protects
     return {
         "data": Path(str(document["data"])).name,
         **{name: document.get(name) for name in told},
-        **{name: summary.get(name) for name in figures},
+        **{name: summary.get(name) for name in ("weights_sha256", *(() if exact else figures))},
         **({"ranks_only": True} if tells(summary) == "ranks" else {}),
         "fedfill": document["version"],
         "digest": document["digest"],
