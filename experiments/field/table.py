@@ -10,6 +10,7 @@ from __future__ import annotations
 import csv
 import functools
 import json
+import math
 import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -218,10 +219,16 @@ def draw(lines: list[dict[str, Any]]) -> None:
 
 
 def named(points: dict[str, tuple[float, float]]) -> list[str]:
-    """Those with a name in the picture: the best and the worst, and where bytes are not those of the baseline."""
+    """Those with a name in the picture: the best and the worst, and where bytes are not those of the baseline; none over another."""
     usual = points[BASELINE][0]
     ends = {min(points, key=lambda name: points[name][1]), max(points, key=lambda name: points[name][1])}
-    return [name for name, (much, _) in points.items() if abs(much / usual - 1) > 0.1 or name in {*ends, BASELINE}]
+    found: list[str] = []
+    for name in sorted(points, key=lambda name: (name not in {*ends, BASELINE}, -points[name][1])):
+        much, accuracy = points[name]
+        free = all(abs(accuracy - points[one][1]) > 3 or abs(math.log10(much / points[one][0])) > 0.6 for one in found)
+        if free and (abs(much / usual - 1) > 0.1 or name in {*ends, BASELINE}):
+            found.append(name)
+    return found
 
 
 if __name__ == "__main__":
