@@ -17,12 +17,14 @@ from statistics import fmean, stdev
 
 import numpy as np
 import pyarrow as pa
+import torch
 
 import fedfill
 from fedfill.data.schema import read_schema
 from fedfill.privacy.accountant import std_for
 from fedfill.statistics import marginals
 from fedfill.statistics.marginals import Clique, Codes, Noisy
+from fedfill.statistics.sums import summed
 from run import asked
 
 EPSILON, DELTA = 3.0, 1e-5
@@ -56,13 +58,10 @@ def counted(
     codes: Codes, sizes: Sequence[int], cliques: Sequence[Clique], std: float, draw: np.random.Generator
 ) -> list[Noisy]:
     """Tables with noise."""
-    found = []
-    for clique in cliques:
-        shape = tuple(sizes[k] for k in clique)
-        places = np.ravel_multi_index(tuple(codes[:, list(clique)].T), shape)
-        counts = np.bincount(places, minlength=math.prod(shape)).reshape(shape)
-        found.append(Noisy(clique, counts + std * draw.normal(size=shape), std))
-    return found
+    records = torch.from_numpy(codes).double(), torch.zeros(len(codes))
+    counts = summed(marginals.marginal_counts(sizes, cliques), [records])["counts"]
+    exact = marginals.tables_of(counts, sizes, cliques, std)
+    return [replace(table, counts=table.counts + std * draw.normal(size=table.counts.shape)) for table in exact]
 
 
 def error(way: Way, codes: Codes, sizes: Sequence[int], seed: int) -> float:
