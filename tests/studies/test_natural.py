@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,19 +12,27 @@ from tests.cli.calls import fedfill_
 from tests.helpers import refused
 
 from fedfill.experiment.summary import Result
-from fedfill.studies import natural as study
+from fedfill.studies import benchmark_sets
 from fedfill.studies.benchmark import Benchmark, difference, goals
 from fedfill.studies.benchmark_files import GOALS, HEADER, goal_lines, table_of
+from fedfill.studies.benchmark_sets import PERSONAL, TABLES, BenchmarkSet
 from fedfill.studies.comparison import Row, read_comparison
-from fedfill.studies.natural import MODELS, PERSONAL, count_runs, natural
+from fedfill.studies.natural import count_runs, natural
 
 
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """One round of few methods."""
-    settings = {name: {**given, "rounds": 1, "local_epochs": 1} for name, (_, given) in study.MODELS.items()}
-    labels = {"linear": ("central", "local", "fedavg"), "mlp": ("central", "local", "fedavg", "fraug", "fed3r")}
-    monkeypatch.setattr(study, "MODELS", {name: (labels[name], given) for name, given in settings.items()})
+    kept = {
+        "linear": ("central", "local", "fedavg"),
+        "mlp": ("central", "local", "fedavg", "fraug", "fed3r"),
+        "cnn2bn": ("central", "local", "fedavg", "fraug"),
+        "features": ("fed3r",),
+    }
+    for models in (benchmark_sets.TABLES, benchmark_sets.IMAGES):
+        for name, model in models.items():
+            quick = {**model.settings, "rounds": 1, "local_epochs": 1} if name != "features" else model.settings
+            monkeypatch.setitem(models, name, replace(model, methods=kept[name], settings=quick))
 
 
 def lines(place: Path) -> list[dict[str, str]]:
@@ -89,8 +98,7 @@ def test_more_personal_methods_are_run_where_they_are_named(tmp_path: Path) -> N
         result = found["mlp", name].finished[0]
         assert result.summary["personal"]
         assert 0 < result.summary["auc"] < 1
-    everything = {label for labels, _ in MODELS.values() for label in labels}
-    assert not everything & set(PERSONAL)
+    assert not {label for model in TABLES.values() for label in model.methods} & set(PERSONAL)
 
 
 def test_with_an_epsilon_the_federated_method_has_noise_in_the_sum(tmp_path: Path) -> None:
@@ -112,6 +120,9 @@ def test_many_sites_go_without_fraug() -> None:
     assert count_runs(["social_insure"], [0]) == count_runs(["penguins"], [0]) - 1
 
 
+MADE = BenchmarkSet("made", "", "", "auc", "auc_within_clients", 2, TABLES, lambda folder, seed: {})
+
+
 def made(**figures: dict[str, list[float]]) -> Benchmark:
     """A benchmark of one table whose runs have these areas; ``__`` in place of the comma between model and method."""
 
@@ -123,7 +134,7 @@ def made(**figures: dict[str, list[float]]) -> Benchmark:
     for name, of in figures.items():
         model, _, method = name.partition("__")
         rows[model, method] = Row(method, tuple(run(k, of) for k in range(2)))
-    return Benchmark({"made": rows}, (0, 1), Path())
+    return Benchmark({"made": MADE}, {"made": rows}, (0, 1), Path())
 
 
 def both(*values: float) -> dict[str, list[float]]:
@@ -177,7 +188,7 @@ def test_a_run_without_a_figure_has_no_goal_and_no_difference() -> None:
     found = made(linear__central=both(0.7, 0.7), linear__local=both(0.6, 0.6), linear__fedavg=both(0.7, 0.7))
     rows = dict(found.rows["made"])
     rows["linear", "fedavg"] = Row("fedavg", (None, rows["linear", "fedavg"].results[1]))
-    broken = Benchmark({"made": rows}, found.seeds, found.directory)
+    broken = Benchmark({"made": MADE}, {"made": rows}, found.seeds, found.directory)
     assert goals(broken) == []
     assert difference(rows["linear", "fedavg"], rows["linear", "central"], "auc") is None
     assert table_of(broken)[2][3] == "diverged"

@@ -18,12 +18,15 @@ from fedfill.runs.progress import progress
 NAMES = ("natural",)
 
 
-@takes({"device", "workers"})
+@takes({"data_dir", "device", "workers"})
 def bench(
     options: Options,
-    name: Annotated[str, typer.Argument(help="natural: real tables of many sites.")],
+    name: Annotated[str, typer.Argument(help="natural: real tables of many sites, and digits of four sources.")],
     sets: Annotated[
-        str | None, typer.Option(help="Tables, separated by commas. [default: all that are part of fedfill]")
+        str | None,
+        typer.Option(
+            help="Sets, separated by commas, such as digits-domains, for which --data-dir is needed. [default: all tables that are part of fedfill]"
+        ),
     ] = None,
     methods: Annotated[
         str | None,
@@ -49,7 +52,7 @@ def bench(
         ),
     ] = Path("runs/natural"),
 ) -> None:
-    """Run a benchmark: the same methods on real tables of many sites."""
+    """Run a benchmark: the same methods on real data of many sites."""
     if name not in NAMES:
         raise FedfillError(f"bench: found '{name}'; {did_you_mean(name, NAMES)}")
     from fedfill.studies import benchmark_files as files
@@ -57,7 +60,7 @@ def bench(
 
     names, some = (None if text is None else [part.strip() for part in text.split(",")] for text in (sets, methods))
     numbers = numbers_of(seeds)
-    with progress(natural.count_runs(names, numbers, tables, some, epsilon)) as follow:
+    with progress(natural.count_runs(names, numbers, tables, some, epsilon, options.get("data_dir"))) as follow:
         found = natural.natural(
             names, seeds=numbers, out=out, tables=tables, methods=some, epsilon=epsilon, on_run=lambda label, seed: follow(f"{label}, seed {seed}"), quiet=True,
             **options,

@@ -1,4 +1,4 @@
-"""What a benchmark found: rows of runs by table, and whether federation is worth it on each."""
+"""What a benchmark found: rows of runs by set, and whether federation is worth it on each."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from fedfill.studies.benchmark_sets import BenchmarkSet
 from fedfill.studies.comparison import Difference, Row, paired_difference
 
-AREAS = {"auc": "all rows", "auc_within_clients": "within sites"}
-"""The two figures that methods are judged by, and what they are over."""
 NEAR, WORTH = 0.01, 0.02
 """How near to central the best federated method shall be; from which lead of central over local on it shall beat local."""
 ALONE = ("central", "local")
@@ -21,22 +20,24 @@ class Benchmark:
     """What the benchmark found.
 
     Attributes:
-        rows: By table, and by model and method, the runs of all seeds.
+        sets: What it ran on, by name; those without rows are still to come.
+        rows: By set, and by model and method, the runs of all seeds.
         seeds: One run of each for each, and one split.
         directory: Where runs, tables and splits lie.
         epsilon: Of one record, for the federated method; None: without noise.
     """
 
+    sets: Mapping[str, BenchmarkSet]
     rows: Mapping[str, Mapping[tuple[str, str], Row]]
     seeds: tuple[int, ...]
     directory: Path
     epsilon: float | None = None
 
-    def best(self, table: str, figure: str, methods: Callable[[str], bool]) -> tuple[str, Row] | None:
+    def best(self, name: str, figure: str, methods: Callable[[str], bool]) -> tuple[str, Row] | None:
         """The model and the row of the highest mean among some methods; None where no row has the figure."""
         found = [
             (mean, model, row)
-            for (model, method), row in self.rows[table].items()
+            for (model, method), row in self.rows[name].items()
             if methods(method) and (mean := row.figure(figure)[0]) is not None
         ]
         return max(found, key=lambda one: one[0])[1:] if found else None
@@ -44,11 +45,11 @@ class Benchmark:
 
 @dataclass(frozen=True)
 class Goal:
-    """Whether federation reached on a table what it shall reach.
+    """Whether federation reached on a set what it shall reach.
 
     Attributes:
-        table: Its name.
-        figure: One of `AREAS`.
+        name: Of the set.
+        figure: Its score, over all samples or within sites.
         central: The model of the better of the rows ``central``, and its row.
         local: The same of ``local``.
         best: The same of the best federated method.
@@ -57,7 +58,7 @@ class Goal:
         lead: Mean lead of central over local.
     """
 
-    table: str
+    name: str
     figure: str
     central: tuple[str, Row]
     local: tuple[str, Row]
@@ -85,7 +86,7 @@ class Goal:
 
 
 def difference(row: Row, other: Row | None, figure: str) -> Difference | None:
-    """The paired difference of two rows of one table, seed by seed; None of a row to itself, and where a run has no such figure."""
+    """The paired difference of two rows of one set, seed by seed; None of a row to itself, and where a run has no such figure."""
     if other is None or row is other:
         return None
     pairs = list(zip(row.values(figure), other.values(figure), strict=True))
@@ -95,25 +96,25 @@ def difference(row: Row, other: Row | None, figure: str) -> Difference | None:
 
 
 def central_and_local(
-    found: Benchmark, table: str, figure: str
+    found: Benchmark, name: str, figure: str
 ) -> tuple[tuple[str, Row] | None, tuple[str, Row] | None]:
-    """Of a table the better of the rows ``central`` and the better of the rows ``local``, by a figure, each with its model."""
-    return found.best(table, figure, lambda m: m == "central"), found.best(table, figure, lambda m: m == "local")
+    """Of a set the better of the rows ``central`` and the better of the rows ``local``, by a figure, each with its model."""
+    return found.best(name, figure, lambda m: m == "central"), found.best(name, figure, lambda m: m == "local")
 
 
 def goals(found: Benchmark) -> list[Goal]:
-    """Of each table and each of `AREAS` whether federation reached what it shall; none where a figure is missing."""
+    """Of each set, over all samples and within sites, whether federation reached what it shall; none where a figure is missing."""
     judged = []
-    for table in found.rows:
-        for figure in AREAS:
-            central, local = central_and_local(found, table, figure)
-            federated = found.best(table, figure, lambda m: m not in ALONE)
+    for name in found.rows:
+        for figure in (found.sets[name].score, found.sets[name].within):
+            central, local = central_and_local(found, name, figure)
+            federated = found.best(name, figure, lambda m: m not in ALONE)
             if central is None or local is None or federated is None:
                 continue
             to_central, to_local = (difference(federated[1], other[1], figure) for other in (central, local))
             lead = difference(central[1], local[1], figure)
             if to_central is not None and to_local is not None and lead is not None:
-                judged.append(Goal(table, figure, central, local, federated, to_central, to_local, lead.mean))
+                judged.append(Goal(name, figure, central, local, federated, to_central, to_local, lead.mean))
     return judged
 
 

@@ -8,36 +8,40 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedfill.data.natural import known_tables
 from fedfill.files import read_regular
 from fedfill.runs.directory import write_atomically
 from fedfill.runs.shown import NOTHING, csv_text, markdown_table, size
-from fedfill.studies.benchmark import AREAS, NEAR, WORTH, Benchmark, central_and_local, difference, goals
+from fedfill.studies.benchmark import NEAR, WORTH, Benchmark, central_and_local, difference, goals
 from fedfill.studies.comparison import Difference, Row
 
 FIGURES = (
-    "auc", "auc_within_clients", "accuracy", "brier", "calibration_error", "worst_client_accuracy", "bytes_up", "bytes_down",
-    "seconds",
+    "auc", "auc_within_clients", "accuracy", "brier", "calibration_error", "mean_client_accuracy", "worst_client_accuracy",
+    "bytes_up", "bytes_down", "seconds",
 )  # fmt: skip
 TABLE, SITES, PAGE = "natural.csv", "sites.csv", "natural.md"
 """Files of a benchmark's folder."""
-HEADER = ("set", "model", "method", "AUC", "- central", "within sites", "- local", "sent up", "sec.")
+HEADER = ("set", "model", "method", "score", "- central", "within sites", "- local", "sent up", "sec.")
+SCORES = {
+    "auc": "AUC", "auc_within_clients": "AUC within sites", "accuracy": "accuracy", "mean_client_accuracy": "accuracy within sites",
+}  # fmt: skip
+"""What the figures are called that methods are judged by."""
 
 
 def table_of(found: Benchmark) -> list[tuple[str, ...]]:
     """The cells below `HEADER`."""
     lines: list[tuple[str, ...]] = []
-    for table, rows in found.rows.items():
-        central, _ = central_and_local(found, table, "auc")
-        _, local = central_and_local(found, table, "auc_within_clients")
+    for name, rows in found.rows.items():
+        score, within = found.sets[name].score, found.sets[name].within
+        central, _ = central_and_local(found, name, score)
+        _, local = central_and_local(found, name, within)
         for (model, method), row in rows.items():
-            to_central = None if central is None else difference(row, central[1], "auc")
-            to_local = None if local is None else difference(row, local[1], "auc_within_clients")
+            to_central = None if central is None else difference(row, central[1], score)
+            to_local = None if local is None else difference(row, local[1], within)
             up, seconds = row.figure("bytes_up")[0], row.figure("seconds")[0]
             clients = row.finished[0].summary["clients"] if row.finished else 1
             lines.append(
                 (
-                    table, model, method, _area(row, "auc"), shown(to_central), _area(row, "auc_within_clients"), shown(to_local),
+                    name, model, method, _spread(row, score), shown(to_central), _spread(row, within), shown(to_local),
                     NOTHING if up is None or method == "central" else size(up / clients),
                     NOTHING if seconds is None else f"{seconds:.1f}",
                 )
@@ -45,15 +49,15 @@ def table_of(found: Benchmark) -> list[tuple[str, ...]]:
     return lines
 
 
-GOALS = ("set", "AUC over", "central", "local", "best federated", "its AUC", "- central", "- local", "goal")
+GOALS = ("set", "score", "central", "local", "best federated", "its score", "- central", "- local", "goal")
 
 
 def goal_lines(found: Benchmark) -> list[tuple[str, ...]]:
     """The cells below `GOALS`."""
     return [
         (
-            goal.table, AREAS[goal.figure], _area(goal.central[1], goal.figure), _area(goal.local[1], goal.figure),
-            f"{goal.best[1].label}, {goal.best[0]}", _area(goal.best[1], goal.figure),
+            goal.name, SCORES[goal.figure], _spread(goal.central[1], goal.figure), _spread(goal.local[1], goal.figure),
+            f"{goal.best[1].label}, {goal.best[0]}", _spread(goal.best[1], goal.figure),
             shown(goal.to_central), shown(goal.to_local), goal.sentence,
         )
         for goal in goals(found)
@@ -72,15 +76,28 @@ def meanings(found: Benchmark) -> str:
         "local have no noise. "
     )
     return (
-        f"{noise}AUC: {spread}, over all test rows; of methods with a model for each site, each row by its site's. Within sites: the mean of "
-        f"the sites' own AUC, by their test rows. - central, - local: the difference, seed by seed, to the better of these rows{interval}; "
-        "the first of AUC, the second within sites. Sent up: by one site in the whole run; sec.: of one run. The goal: the best "
-        f"federated method is at most {NEAR} below central, and above local with its whole interval where central is {WORTH} or more above "
-        "local. The best is picked by these same figures, so it is a little too good."
+        f"{noise}{_of_scores(found)}: {spread}. Of methods with a model for each site, each sample is judged by its site's. - central, "
+        f"- local: the difference, seed by seed, to the better of these rows{interval}; the first over all samples, the second within "
+        "sites. Sent up: by one site in the whole run; sec.: of one run. The "
+        f"goal: the best federated method is at most {NEAR} below central, and above local with its whole interval where central is "
+        f"{WORTH} or more above local. The best is picked by these same figures, so it is a little too good."
     )
 
 
-def _area(row: Row, figure: str) -> str:
+def _of_scores(found: Benchmark) -> str:
+    """What the sets are judged by."""
+    by_accuracy = [name for name in found.rows if found.sets[name].score == "accuracy"]
+    area = "AUC over all test samples; within sites: the mean of the sites' own AUC, by their test samples"
+    accuracy = (
+        "accuracy over all test samples; within sites: the mean of the sites' own accuracy, each site counted once"
+    )
+    if not by_accuracy:
+        return f"Score: {area}"
+    whole = len(by_accuracy) == len(found.rows)
+    return f"Score: {accuracy}" if whole else f"Score: {area}. Of {', '.join(by_accuracy)} {accuracy}"
+
+
+def _spread(row: Row, figure: str) -> str:
     mean, deviation = row.figure(figure)
     if mean is None:
         return "diverged" if None in row.results else NOTHING
@@ -88,7 +105,7 @@ def _area(row: Row, figure: str) -> str:
 
 
 def shown(found: Difference | None) -> str:
-    """A difference of areas with its interval."""
+    """A difference of scores with its interval."""
     if found is None:
         return NOTHING
     return f"{found.mean:+.3f}" + ("" if found.half_width is None else f" ± {found.half_width:.3f}")
@@ -96,9 +113,8 @@ def shown(found: Difference | None) -> str:
 
 def write_files(found: Benchmark) -> None:
     """Write `PAGE`, `TABLE` and `SITES` into the benchmark's folder."""
-    known = known_tables()
     parts = [markdown_table(HEADER, table_of(found), left=3), markdown_table(GOALS, goal_lines(found), left=2)]
-    sets = "".join(f"* {name}: {known[name].title}. Label: {known[name].label}.\n" for name in found.rows)
+    sets = "".join(f"* {name}: {found.sets[name].title}. Label: {found.sets[name].label}.\n" for name in found.rows)
     page = f"{parts[0]}\n{meanings(found)}\n\n{parts[1]}\n{sets}"
     run = ("set", "model", "method", "seed", "epsilon")
     for name, columns, lines in (
@@ -118,12 +134,12 @@ def epsilon_of(folder: Path) -> str | None:
 
 
 def _runs(found: Benchmark) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
-    for table, rows in found.rows.items():
+    for name, rows in found.rows.items():
         for (model, method), row in rows.items():
             for seed, result in zip(found.seeds, row.results, strict=True):
                 if result is not None:
                     yield (
-                        (table, model, method, seed, "" if found.epsilon is None else f"{found.epsilon:g}"),
+                        (name, model, method, seed, "" if found.epsilon is None else f"{found.epsilon:g}"),
                         result.summary,
                     )
 
