@@ -1,7 +1,8 @@
 """The table of methods for clients whose images look different: accuracy on each domain's own test set, beside FedAvg's.
 
 ``fedfill grid experiments/field/personal.toml --data-dir DATA --out RUNS`` makes the runs. ``python experiments/field/personal.py RUNS``
-takes their figures to ``personal.csv``; without a folder the figures there are shown again, in ``README.md``.
+takes their figures to ``personal.csv``: they take the place of those that are stored of the same runs, and what is stored of other
+runs stays. Without a folder the figures in ``personal.csv`` are shown again, in ``README.md``.
 """
 
 from __future__ import annotations
@@ -11,36 +12,50 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
-from table import BASELINE, FOLDER, between, read, spread, write
+from stored import BASELINE, FOLDER, between, read, spread, store
 
 from fedfill.runs.directory import read_toml
 
 FILE = FOLDER / "personal.csv"
 DOMAINS = ("mnist", "mnist_m", "svhn", "usps")
-COLUMNS = ("algorithm", "seed", "mean", "worst", *DOMAINS, "megabytes", "seconds")
+KEY = ("algorithm", "seed")
+COLUMNS = (*KEY, "mean", "worst", *DOMAINS, "megabytes", "seconds")
 
 
 def main() -> None:
     """Collect where a folder of runs is named, then show."""
     if folders := sys.argv[1:]:
-        write(FILE, COLUMNS, (line for folder in folders for line in collected(Path(folder))))
+        store(FILE, COLUMNS, KEY, [line for folder in folders for line in collected(Path(folder))], place)
     show(read(FILE))
 
 
-def collected(runs: Path) -> Iterator[dict[str, Any]]:
-    """A line of each finished run, methods in the order of the grid's file."""
-    for name in read_toml(FOLDER / "personal.toml", "grid")["algorithms"]:
-        found = sorted(runs.glob(f"*/{name.replace(':', '-')}-seed*/summary.json"))
-        for path in found:
-            summary = json.loads(path.read_bytes())
-            own = dict(zip(summary["client_names"], summary["accuracy_by_client"], strict=True))
-            sent = (summary["bytes_up"] + summary["bytes_down"]) / 1e6
-            values = (
-                name, summary["seed"], fmean(own.values()), min(own.values()), *(own[domain] for domain in DOMAINS), sent, summary["seconds"],
-            )  # fmt: skip
-            yield dict(zip(COLUMNS, values, strict=True))
+def asked() -> list[str]:
+    """Methods in the order of the grid's file."""
+    names: list[str] = read_toml(FOLDER / "personal.toml", "grid")["algorithms"]
+    return names
+
+
+def collected(runs: Path) -> Iterator[dict[str, str]]:
+    """A line of each finished run."""
+    found = {
+        path: name for name in asked() for path in sorted(runs.glob(f"*/{name.replace(':', '-')}-seed*/summary.json"))
+    }
+    if not found:
+        raise SystemExit(f"{runs}: no finished run of personal.toml")
+    for path, name in found.items():
+        summary = json.loads(path.read_bytes())
+        own = dict(zip(summary["client_names"], summary["accuracy_by_client"], strict=True))
+        sent = (summary["bytes_up"] + summary["bytes_down"]) / 1e6
+        values = (
+            name, summary["seed"], fmean(own.values()), min(own.values()), *(own[domain] for domain in DOMAINS), sent, summary["seconds"],
+        )  # fmt: skip
+        yield dict(zip(COLUMNS, map(str, values), strict=True))
+
+
+def place(line: dict[str, str]) -> tuple[int, int]:
+    """Where a line stands in the file."""
+    return asked().index(line["algorithm"]), int(line["seed"])
 
 
 def show(lines: list[dict[str, str]]) -> None:
