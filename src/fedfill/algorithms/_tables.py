@@ -122,7 +122,7 @@ class SyntheticTable(NoisySums, Algorithm):
         schema, made = agreed(server.schema), self.distribution(server)
         seed = int(torch.randint(2**62, (1,), generator=server.stream("rows"), device=server.stream("rows").device))
         draw = np.random.default_rng(seed)
-        root = None if per_class is None else np.repeat(np.arange(server.classes), per_class)
+        root = None if per_class is None else np.repeat(np.arange(len(schema.target.cells)), per_class)
         n = len(root) if root is not None else self.rows or max(2, round(made.total))  # batch norm can't train on one
         return samples_of(schema, made.sample(n, draw, root), draw).to(server.sample.inputs.device)
 

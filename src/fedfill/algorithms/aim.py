@@ -49,6 +49,7 @@ class AIM(SyntheticTable):
 
     name = "aim"
     packages = ("jax", "mbi")
+    numbers = True
 
     turns: int = Field(default=16, ge=1, le=1000)
     """Tables that are counted one after the other, at the most; the rest of the budget is for them, at first in equal parts."""

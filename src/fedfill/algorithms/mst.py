@@ -33,6 +33,7 @@ class MST(SyntheticTable):
     """
 
     name = "mst"
+    numbers = True
 
     structure: Structure = "star"
     """What is counted together: the label with each column (star), the tree of pairs that depend most (tree), that tree with the label's best pair (label_tree), or the label with each pair of a tree of the other columns (augmented)."""

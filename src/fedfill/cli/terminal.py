@@ -28,6 +28,14 @@ RISKS = {
     "attribute": "a cell is told, all columns",
 }
 """Figures of a table's rows, and words for people."""
+LEARNT = {
+    "auc": ("AUC", ".4f"),
+    "accuracy": ("accuracy", ".4f"),
+    "brier": ("Brier score", ".4f"),
+    "rmse": ("RMSE", "#.4g"),
+    "r2": ("R²", ".4f"),
+}
+"""Figures of models that are trained on a table's rows, words for people, and how they are written."""
 
 # names of classes, data sets and the like may look like markup
 out = Console(highlight=False, markup=False, emoji=False)
@@ -203,16 +211,19 @@ def _print_table(measures: Measures) -> None:
         f"{rows['training']:,} training rows and {rows['test']:,} test rows that nobody trained on",
         width=min(out.width, READABLE),
     )
-    learnt = _table("trained on", "AUC", "accuracy", "Brier score")
-    for what, models in (found["trained_on"] or {}).items():
-        for name, figures in (models or {}).items():
-            if name != "rows":
-                values = (figures[key] for key in ("auc", "accuracy", "brier"))
-                learnt.add_row(
-                    f"{what} rows, {name.replace('_', ' ')}", *("-" if v is None else f"{v:.4f}" for v in values)
-                )
-    if learnt.rows:
-        out.print(learnt)
+    learnt = {
+        f"{what} rows, {name.replace('_', ' ')}": figures
+        for what, models in (found["trained_on"] or {}).items()
+        for name, figures in (models or {}).items()
+        if name != "rows"
+    }
+    if learnt:
+        keys = next(iter(learnt.values()))
+        table = _table("trained on", *(LEARNT[key][0] for key in keys))
+        for what, figures in learnt.items():
+            values = ((figures[key], LEARNT[key][1]) for key in keys)
+            table.add_row(what, *("-" if value is None else format(value, how) for value, how in values))
+        out.print(table)
     like = _table("beside the training rows", "synthetic rows", "columns apart", "test rows")
     apart, test = (f"{work[key]:.4f}" for key in ("columns_apart", "test_rows"))
     like.add_row(f"workload error, {len(found['columns'])} columns", f"{work['error']:.4f}", apart, test)
@@ -295,7 +306,7 @@ def print_synthesised(made: Synthesised) -> None:
     few = [
         f"{name} {count:,}" for name, count in zip(origin.class_names, counts, strict=True) if count < origin.per_class
     ]
-    asked = f"{origin.per_class:,} of each class asked for" if origin.per_class else "in the classes' own shares"
+    asked = f"{origin.per_class:,} of each class asked for" if origin.per_class else "in the table's own shares"
     paragraph(f"{sum(counts):,} synthetic samples ({origin.words}), {asked}.")
     if few:
         paragraph(f"Fewer of {', '.join(few[:MOST_ROWS])}{', ...' if len(few) > MOST_ROWS else ''}.")

@@ -68,6 +68,11 @@ class Samples(Record):
         return Samples(self.inputs, torch.full_like(self.labels, UNKNOWN))
 
     @property
+    def labelled(self) -> Samples:
+        """Those with a label: of numbers all."""
+        return self if self.of_numbers else self[self.labels >= 0]
+
+    @property
     def of_numbers(self) -> bool:
         """Whether the labels are numbers, and no classes."""
         return self.labels.is_floating_point()

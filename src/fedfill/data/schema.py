@@ -15,13 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor
 
 from fedfill.data.cells import as_word, empty_cell
 from fedfill.data.columns import Columns
-from fedfill.data.schema_columns import MISSING, OTHER, Codes, Column
+from fedfill.data.schema_columns import MISSING, OTHER, ROUNDING, Codes, Column
 from fedfill.data.schema_target import Target
 from fedfill.data.schema_text import text_of
 from fedfill.errors import FedfillError, did_you_mean, first_line, shown
@@ -60,14 +61,13 @@ class Schema:
 
     @cached_property
     def sizes(self) -> tuple[int, ...]:
-        """How many cells each column has, the target last: its classes, or the cells of its times."""
-        own = [column.size for column in self.columns.values()]
-        return (*own, len(self.target.classes)) if self.target.classes else tuple(own)
+        """How many cells each column has, the target last: its classes, the cells of its times, or the bins of its numbers."""
+        return (*(column.size for column in self.columns.values()), len(self.target.cells))
 
     @cached_property
     def names(self) -> tuple[str, ...]:
         """Names of the columns that `sizes` counts."""
-        return (*self.columns, self.target.column) if self.target.classes else tuple(self.columns)
+        return (*self.columns, self.target.column)
 
     @property
     def standardised(self) -> tuple[str, ...]:
@@ -104,8 +104,7 @@ class Schema:
             FedfillError: Where a column is missing, or a cell is empty or of another kind where it may not be.
         """
         found = [_coded(column, values) for _, column, values in self._read(table, where)]
-        if self.target.classes:
-            found.append(self._labels(table, where))
+        found.append(self.target.codes(torch.from_numpy(self.labels(table, where))))
         return np.stack(found, axis=1)
 
     def prepared(self, table: Any, where: str) -> Any:
@@ -151,7 +150,7 @@ class Schema:
         """
         if self.target.kind == "number":
             return self.target.numbers(_cells(table, self.target.column, where), where).astype(np.float32)
-        return self._labels(table, where)
+        return self.target.labels({name: _cells(table, name, where) for name in self.target.columns}, where)
 
     def sites(self, table: Any, where: str) -> NDArray[np.str_] | None:
         """Where a table's rows come from.
@@ -213,7 +212,7 @@ class Schema:
 
         Args:
             inputs: ``[n, features]`` float32, by `encoding`.
-            labels: ``[n]`` int64, as the client has them.
+            labels: ``[n]``, as the client has them: int64 classes, or float32 numbers.
 
         Returns:
             ``[n, d]``.
@@ -222,9 +221,8 @@ class Schema:
             values.astype(np.int64) if column.is_words else column.codes(values)
             for column, values in zip(self.columns.values(), self._values_of(inputs), strict=True)
         ]
-        if self.target.classes:
-            found.append(labels.cpu().numpy())
-        return np.stack(found, axis=1).astype(np.int64)
+        found.append(self.target.codes(labels))
+        return np.stack(found, axis=1)
 
     def places_of(self, inputs: Tensor, labels: Tensor) -> NDArray[np.float64]:
         """Where records lie in their columns, for distances between them.
@@ -241,15 +239,13 @@ class Schema:
         for column, values in zip(self.columns.values(), self._values_of(inputs), strict=True):
             low, high = (0.0, 1.0) if column.is_words else column.bounds
             found.append((values - low) / (high - low))
-        if self.target.classes:
-            found.append(labels.cpu().numpy())
-        return np.stack(found, axis=1).astype(np.float64)
+        found.append(self.target.places(labels))
+        return np.stack(found, axis=1)
 
     @property
     def ordered(self) -> tuple[bool, ...]:
         """Of each of `names` whether its values have an order and distances."""
-        own = [not column.is_words for column in self.columns.values()]
-        return (*own, False) if self.target.classes else tuple(own)
+        return (*(not column.is_words for column in self.columns.values()), self.target.kind == "number")
 
     def frame(self, codes: Codes, generator: np.random.Generator) -> Any:
         """A table of rows with these cells: each value is drawn uniformly within its cell.
@@ -264,9 +260,7 @@ class Schema:
         import pyarrow as pa
 
         found = {name: column.drawn(codes[:, k], generator) for k, (name, column) in enumerate(self.columns.items())}
-        if self.target.classes:
-            found.update(self.target.drawn(codes[:, -1], generator))
-        return pa.table(found)
+        return pa.table({**found, **self.target.drawn(codes[:, -1], generator)})
 
     def _read(self, table: Any, where: str) -> Iterator[tuple[str, Column, NDArray[Any]]]:
         """Each column's name, kind and values: numbers, NaN where empty, or words, of those that are allowed."""
@@ -297,13 +291,10 @@ class Schema:
             (low, high), (middle, unit) = column.bounds, column.scaling
             numbers = values[:, places[name]] * unit + middle
             # float32 may have moved a whole number, or the first of a bin, by its last digits
-            numbers = np.round(numbers) if column.whole else numbers + (high - low) * 1e-6
+            numbers = np.round(numbers) if column.whole else numbers + (high - low) * ROUNDING
             if column.missing:
                 numbers[values[:, places[self.indicators[name]]] > 0.5] = np.nan
             yield np.clip(numbers, low, high)
-
-    def _labels(self, table: Any, where: str) -> Codes:
-        return self.target.labels({name: _cells(table, name, where) for name in self.target.columns}, where)
 
 
 def read_schema(path: Path | str) -> Schema:

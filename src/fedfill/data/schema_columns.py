@@ -20,6 +20,8 @@ EMPTY = (MISSING, "NA")
 """Words that say that a cell is empty, where they are none of a column's values; the second is R's."""
 MOST_CELLS = 1000
 """The most cells of one column."""
+ROUNDING = 1e-6
+"""By what share of the way between its bounds float32 may have moved a number."""
 
 Kind = Literal["category", "ordered", "integer", "real", "date"]
 Codes = NDArray[np.int64]

@@ -6,11 +6,11 @@ from typing import Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor
 
 from fedfill.data.cells import as_word, empty_cell, finite_number, positions
-from fedfill.data.schema_columns import MOST_CELLS, Codes
+from fedfill.data.schema_columns import MOST_CELLS, ROUNDING, Codes, Column
 from fedfill.data.survival import cell_names, cells, drawn
 from fedfill.errors import FedfillError
 
@@ -33,6 +33,8 @@ class Target(BaseModel):
     """Of a number: the public lower bound."""
     high: float | None = None
     """Its upper bound."""
+    bins: int = Field(default=16, ge=2, le=MOST_CELLS)
+    """Of a number: cells of equal width between its bounds, which counts over rows are made of."""
     event: str | None = None
     """Of survival: the column that is 1 where the event came at that time, and 0 where the row was censored then."""
     grid: tuple[float, ...] = ()
@@ -66,7 +68,8 @@ class Target(BaseModel):
             value = None if empty_cell(cell) else finite_number(cell)
             if value is None or not low <= value <= high:
                 raise FedfillError(
-                    f"{where}: column '{self.column}' holds '{cell}' in row {k + 1:,}; allowed by the schema: numbers from {low:g} to {high:g}"
+                    f"{where}: column '{self.column}' holds {_told_cell(cell)} in row {k + 1:,}; allowed by the schema: numbers from {low:g} "
+                    f"to {high:g}"
                 )
             found[k] = value
         return (found - low) / self.half_width - 1
@@ -80,7 +83,7 @@ class Target(BaseModel):
         }
         some = {
             "classes": bool(self.values),
-            "number": self.low is not None or self.high is not None,
+            "number": self.low is not None or self.high is not None or "bins" in self.model_fields_set,
             "survival": self.event is not None or bool(self.grid),
         }
         if not has[self.kind] or any(given for kind, given in some.items() if kind != self.kind):
@@ -104,6 +107,16 @@ class Target(BaseModel):
     def classes(self) -> tuple[str, ...]:
         """What a row may be, by name: its classes, or the cells of its time and event; nothing of a number."""
         return cell_names(self.grid) if self.kind == "survival" else self.values
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """What a federation has for its classes: `classes`, and of a number its column alone."""
+        return self.classes or (self.column,)
+
+    @property
+    def cells(self) -> tuple[str, ...]:
+        """What its cells are called, in their order: `classes`, or of a number from where to where."""
+        return tuple(self._bins.labels()) if self.kind == "number" else self.classes
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -138,12 +151,57 @@ class Target(BaseModel):
             )
         return np.array(places, dtype=np.int64)
 
-    def drawn(self, labels: Codes, generator: np.random.Generator) -> dict[str, list[Any]]:
-        """Cells of `columns` for rows of these classes; times are drawn uniformly between two of the grid, events lie on it."""
+    def codes(self, labels: Tensor) -> Codes:
+        """The cells of rows with these labels.
+
+        Args:
+            labels: ``[n]``: int64 positions in `classes`; of a number float32 between -1 and 1.
+
+        Returns:
+            ``[n]``, positions in `cells`.
+        """
+        if self.kind != "number":
+            return labels.cpu().numpy().astype(np.int64)
+        numbers = self.in_unit(labels.double()).cpu().numpy()
+        # float32 may have moved the first number of a bin by its last digits
+        return self._bins.codes(numbers + 2 * self.half_width * ROUNDING)
+
+    def places(self, labels: Tensor) -> NDArray[np.float64]:
+        """Where labels lie, for distances between rows: a number from 0 at its lower bound to 1 at its upper one, and else the cell.
+
+        Args:
+            labels: As for `codes`.
+
+        Returns:
+            ``[n]``.
+        """
+        found: NDArray[np.float64] = labels.double().cpu().numpy()
+        return np.clip((found + 1) / 2, 0, 1) if self.kind == "number" else found
+
+    def drawn(self, cells: Codes, generator: np.random.Generator) -> dict[str, list[Any]]:
+        """Values of `columns` for rows of these cells.
+
+        Numbers are drawn uniformly within their cell, and times uniformly between two of the grid; events lie on it.
+
+        Args:
+            cells: ``[n]``, positions in `cells`.
+            generator: For the draws.
+
+        Returns:
+            By column n values.
+        """
         if self.kind == "survival":
-            times, events = drawn(labels, self.grid, generator)
+            times, events = drawn(cells, self.grid, generator)
             return {self.column: times.tolist(), str(self.event): events.astype(np.int64).tolist()}
-        return {self.column: [self.values[label] for label in labels]}
+        if self.kind == "number":
+            # the last digit of a sum may lie beyond the bound
+            return {self.column: np.clip(self._bins.drawn(cells, generator), self.low, self.high).tolist()}
+        return {self.column: [self.values[cell] for cell in cells]}
+
+    @property
+    def _bins(self) -> Column:
+        """A number's cells: those of any other column of real numbers."""
+        return Column(kind="real", low=self.low, high=self.high, bins=self.bins, missing=False)
 
     def _times(self, found: list[Any], where: str) -> NDArray[np.float64]:
         times = [finite_number(cell) for cell in found]

@@ -37,7 +37,7 @@ class Origin:
     """How synthetic samples were made, and what guarantee they carry.
 
     Attributes:
-        class_names: In the order of their indices.
+        class_names: In the order of their indices; where the target is a number its column alone.
         algorithm: That made them.
         data: Name of the data set that the run trained on, whose test set they are judged by; of one that was named by its path the
             last part of that.
@@ -132,6 +132,10 @@ def read(path: Path | str, setting: str = "data") -> Synthetic:
             f"{setting}: {path} doesn't say how its samples were made (no '{KEY}' in its header); allowed: {ALLOWED}"
         )
     origin = _origin(header[KEY], f"{setting}: {path}")
+    if len(set(origin.class_names)) < 2:
+        raise FedfillError(
+            f"{setting}: {path} names the classes {list(origin.class_names)}; allowed: two or more different names"
+        )
     for name in ("inputs", "labels"):
         if name not in tensors:
             raise FedfillError(f"{setting}: {path} has no tensor '{name}'; allowed: {ALLOWED}")
@@ -186,7 +190,7 @@ def read_table(path: Path, setting: str) -> tuple[Synthetic, Schema]:
     part = tables.part_by(
         agreed, tables.read_table(path, agreed.words), where, sited=False
     )  # its rows come from nowhere
-    if part.samples.of_numbers or agreed.target.classes != origin.class_names:
+    if agreed.target.class_names != origin.class_names:
         raise FedfillError(f"{where} names other classes than its schema; allowed: {ALLOWED}")
     return Synthetic(agreed.encoding().samples(part.samples, where), origin), agreed
 
@@ -210,10 +214,8 @@ def _origin(text: str, where: str) -> Origin:
             raise FedfillError(f"{where} has {value!r} for '{field.name}' in its header; allowed: {ALLOWED}")
     if origin.image_size == 0:
         raise FedfillError(f"{where} has 0 for 'image_size' in its header; allowed: {ALLOWED}")
-    if len(set(origin.class_names)) < 2 or not all(isinstance(name, str) for name in origin.class_names):
-        raise FedfillError(
-            f"{where} names the classes {list(origin.class_names)}; allowed: two or more different names"
-        )
+    if not all(isinstance(name, str) for name in origin.class_names):
+        raise FedfillError(f"{where} names the classes {list(origin.class_names)}; allowed: words")
     return origin
 
 

@@ -182,9 +182,8 @@ def part_by(schema: Schema, table: Any, where: str, sited: bool = True) -> Part:
     samples = Samples(schema.encoding().values(ready, Path("table")), torch.from_numpy(labels))
     origin = schema.sites(table, where) if sited else None
     of_numbers = np.issubdtype(labels.dtype, np.floating)
-    names = (schema.target.column,) if of_numbers else schema.target.classes
     strata = None if of_numbers else schema.target.strata(labels.astype(np.int64))
-    return Part(samples, names, where, origin, strata, strays(schema, table))
+    return Part(samples, schema.target.class_names, where, origin, strata, strays(schema, table))
 
 
 def note_of(schema: Schema, parts: Sequence[Part]) -> str:

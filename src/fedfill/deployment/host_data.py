@@ -73,7 +73,7 @@ class Task:
         if not self.shape or not all(type(n) is int and n > 0 for n in self.shape):
             raise FedfillError(f"shape: found {list(self.shape)}; allowed: whole numbers such as [1, 28, 28]")
         if self.schema and (agreed := self.agreed) is not None:
-            found, fits = (self.class_names, self.shape), (_names(agreed), (agreed.encoding().size,))
+            found, fits = (self.class_names, self.shape), (agreed.target.class_names, (agreed.encoding().size,))
             if found != fits:
                 raise FedfillError(
                     f"schema: found classes and shape {found} beside one that makes {fits}; allowed: the same"
@@ -100,7 +100,7 @@ class Task:
     def by(cls, schema: Schema, name: str, clients: int) -> Task:
         """What parties agree on whose tables have a schema."""
         shape = (schema.encoding().size,)
-        return cls(name, clients, _names(schema), shape, "float32", schema=schema.toml())
+        return cls(name, clients, schema.target.class_names, shape, "float32", schema=schema.toml())
 
     @property
     def agreed(self) -> Schema | None:
@@ -131,11 +131,6 @@ class Task:
         columns = None if (schema := self.agreed) is None else schema.encoding()
         test = test or self.nothing
         return Federation(self.name, everyone, test, self.class_names, (), fingerprint, columns=columns)
-
-
-def _names(schema: Schema) -> tuple[str, ...]:
-    """What a task with such a table has for its classes."""
-    return (schema.target.column,) if schema.target.kind == "number" else schema.target.classes
 
 
 def load_host(

@@ -191,7 +191,7 @@ def trained_on(samples: Samples, real: Real, ceiling: bool, steps: int | None = 
     Returns:
         By name, as in ``measures.json``; None where there are fewer than two labelled samples.
     """
-    samples = samples[samples.labels >= 0]
+    samples = samples.labelled
     if len(samples) < 2:
         return None
     where, steps = samples.labels.device, STEPS if steps is None else steps

@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from fedfill.data.samples import Samples
 from fedfill.data.schema import Schema
+from fedfill.data.schema_target import Target
 from fedfill.errors import FedfillError
 from fedfill.privacy.risk import WORDS, Risks, Rows, risks
 from fedfill.runs.directory import to_json, write_atomically, writing
@@ -23,9 +25,10 @@ from fedfill.streams import numpy_stream
 from fedfill.studies.assess import Real
 from fedfill.synthesis.tables import apart, dependence, errors, pairs_of, shares
 from fedfill.training.probabilities import auc, brier
+from fedfill.training.regression import r_squared, rmse
 
 FITTED = 50_000
-"""Rows that a classifier is trained on, at the most."""
+"""Rows that a model is trained on, at the most."""
 COLUMNS = ("column", "other", "error", "columns_apart", "test_rows", "cramers_v_synthetic", "cramers_v_real")
 """Of ``measures.csv``."""
 
@@ -77,12 +80,8 @@ def require_rows(real: Real, setting: str, whose: Path) -> None:
         whose: The run or the file.
 
     Raises:
-        FedfillError: Where the target is a number, or there are too few rows.
+        FedfillError: Where there are too few rows.
     """
-    if real.training.of_numbers:
-        raise FedfillError(
-            f"{setting}: the target of {whose} is a number; allowed: tables whose target is a class or a time to an event"
-        )
     if min(len(real.training), len(real.test)) < 2:
         raise FedfillError(
             f"{setting}: {whose} has {len(real.training):,} training and {len(real.test):,} test rows; allowed: at least 2 of each, "
@@ -106,7 +105,7 @@ def assess_table(samples: Samples, real: Real, schema: Schema, sites: Mapping[st
     Raises:
         FedfillError: Where no synthetic row has a label.
     """
-    samples = samples[samples.labels >= 0]
+    samples = samples.labelled
     if not len(samples):
         raise FedfillError("measure: found no synthetic row with a label; allowed: at least one")
     made, training, test = (_rows(those, schema) for those in (samples, real.training, real.test))
@@ -186,7 +185,7 @@ def _told(found: Risks, names: Sequence[str]) -> dict[str, Any]:
 
 
 def _trained_on(samples: Samples, real: Real, schema: Schema, seed: int) -> tuple[dict[str, Any] | None, list[str]]:
-    """Classifiers that are trained on synthetic rows and on real ones, tested on the real test rows."""
+    """Models that are trained on synthetic rows and on real ones, tested on the real test rows."""
     if schema.target.kind == "survival":
         return None, [
             "No classifier was trained, as the target is a time to an event; its cells are one column of the table."
@@ -196,6 +195,9 @@ def _trained_on(samples: Samples, real: Real, schema: Schema, seed: int) -> tupl
     for what, those in (("synthetic", samples), ("real", real.training)):
         kept = numpy_stream(seed, "measure", "fitted", what).permutation(len(those))[:FITTED]
         inputs, labels = those.inputs.numpy()[kept], those.labels.numpy()[kept]
+        if those.of_numbers:
+            found[what] = {"rows": len(kept), **_regressions(inputs, labels, real, schema.target)}
+            continue
         if len(np.unique(labels)) < 2:
             found[what] = None
             notes.append(f"No classifier was trained on {what} rows, as all of them are of one class.")
@@ -229,6 +231,25 @@ def _classifiers(inputs: NDArray[np.float32], labels: NDArray[np.int64], real: R
     return found
 
 
+def _regressions(
+    inputs: NDArray[np.float32], labels: NDArray[np.float32], real: Real, target: Target
+) -> dict[str, Any]:
+    """RMSE in the target's own unit, and R², on the real test rows, by model."""
+    from sklearn.ensemble import HistGradientBoostingRegressor  # here: scikit-learn costs every start a second
+    from sklearn.linear_model import LinearRegression
+
+    models = {
+        "linear_regression": LinearRegression(),
+        "gradient_boosting": HistGradientBoostingRegressor(early_stopping=False, random_state=0),
+    }
+    truth, found = target.in_unit(real.test.labels.double()), {}
+    for name, model in models.items():
+        model.fit(inputs.astype(np.float64), labels)
+        said = target.in_unit(torch.from_numpy(model.predict(real.test.inputs.double().numpy())))
+        found[name] = {"rmse": rmse(said, truth), "r2": r_squared(said, truth)}
+    return found
+
+
 def write_table(document: dict[str, Any], found: Assessed, schema: Schema, folder: Path) -> None:
     """Write ``measures.json``, ``measures.csv`` with a line for each pair of columns, and the picture.
 
@@ -241,7 +262,7 @@ def write_table(document: dict[str, Any], found: Assessed, schema: Schema, folde
     from fedfill.runs.table_pictures import table_picture  # here: matplotlib costs every start a third of a second
 
     names = schema.names
-    cells = [column.labels() for column in schema.columns.values()] + [list(schema.target.classes)]
+    cells = [column.labels() for column in schema.columns.values()] + [list(schema.target.cells)]
     title = f"{document['algorithm']} on {Path(document['dataset']).name}, seed {document['seed']}"
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)

@@ -130,7 +130,7 @@ def made_by(
     """
     samples = synthetic_images(run, place, device, per_class)
     if samples is not None and per_class is not None:
-        samples = samples[samples.labels >= 0]
+        samples = samples.labelled
     if samples is None or not len(samples):
         name = run.experiment.algorithm
         hint = (

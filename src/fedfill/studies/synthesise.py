@@ -98,6 +98,14 @@ def synthesise(
         raise FedfillError(
             f"out: found {path} of a run without a schema of a table; allowed: a file that ends in {synthetic.SUFFIX}"
         )
+    if run.federation.of_numbers and not as_table:
+        raise FedfillError(
+            f"out: found {path} of a run whose target is a number; allowed: a file that ends in {synthetic.TABLE}"
+        )
+    if run.federation.of_numbers and per_class is not None:
+        raise FedfillError(
+            f"per_class: found {per_class} with {place.path}, whose target is a number and has no classes; allowed: none"
+        )
     if against is not None and not images:
         raise FedfillError(
             f"against: found {against} with inputs of shape {list(run.federation.shape)}, which have no picture; allowed: none"

@@ -20,9 +20,9 @@ from fedfill.statistics.marginals import Codes, Table, pair_shares
 
 def samples_of(schema: Schema, codes: Codes, draw: np.random.Generator) -> Samples:
     """Rows with these cells as samples: each value is drawn within its cell."""
-    encoding, where = schema.encoding(), Path("drawn rows")
-    values = encoding.values(schema.prepared(schema.frame(codes, draw), str(where)), where)
-    return Samples(encoding.inputs(values, str(where)), torch.from_numpy(codes[:, -1].copy()))
+    encoding, where, table = schema.encoding(), Path("drawn rows"), schema.frame(codes, draw)
+    values = encoding.values(schema.prepared(table, str(where)), where)
+    return Samples(encoding.inputs(values, str(where)), torch.from_numpy(schema.labels(table, str(where))))
 
 
 def shares(codes: Codes, sizes: Sequence[int]) -> list[Table]:
