@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from tests.helpers import refused
+from tests.helpers import refused, without_mbi
 from typer.testing import CliRunner
 
 import fedfill
@@ -106,7 +106,8 @@ NAMES = sorted(name for name, kind in known_algorithms().items() if kind.numbers
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_whoever_says_so_learns_a_number(name: str, options: dict[str, Any]) -> None:
+def test_whoever_says_so_learns_a_number(name: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    without_mbi(monkeypatch)
     optimizer = {"optimizer": "sgd", "learning_rate": 0.05} if name in ("scaffold", "mofedsam") else {}
     # its noise falls on running variances, too, and may make them negative, whatever is learnt
     frozen = {"buffers": "frozen"} if name == "dpfedavg" else {}

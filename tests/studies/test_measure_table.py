@@ -22,7 +22,6 @@ import fedfill
 from fedfill.algorithms.mst import MST
 from fedfill.cli import app
 from fedfill.data import sources, synthetic
-from fedfill.data.samples import Samples
 from fedfill.data.schema import Schema, read_schema
 from fedfill.privacy.risk import WORDS
 from fedfill.studies.assess import Real
@@ -217,9 +216,6 @@ def test_no_rows_to_be_measured_beside(made: Path) -> None:
     real = real_of(made)
     with refused("measure", "runs/x", "320 training and 1 test rows"):
         require_rows(replace(real, test=real.test[:1]), "measure", Path("runs/x"))
-    numbers = Samples(real.training.inputs, real.training.labels.float())
-    with refused("measure", "runs/x", "a number"):
-        require_rows(replace(real, training=numbers), "measure", Path("runs/x"))
 
 
 def test_a_run_that_has_made_no_rows_yet(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
