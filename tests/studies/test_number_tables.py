@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 import pyarrow.parquet as pq
 import pytest
+import torch
 from sklearn.ensemble import HistGradientBoostingRegressor
 from sklearn.linear_model import LinearRegression
 from tests.helpers import refused, without_mbi
@@ -21,6 +22,8 @@ from fedfill.cli import app
 from fedfill.data import sources
 from fedfill.data.schema import Schema, from_toml
 from fedfill.data.synthetic import read_table
+from fedfill.runs.directory import RunDirectory
+from fedfill.studies.finished import finished, made_by
 from fedfill.studies.measure import measure
 
 TOML = """
@@ -169,6 +172,14 @@ def test_what_a_number_does_not_have(made: Path, tmp_path: Path) -> None:
     with refused("per_class", 5):
         measure(made / "star", per_class=5, out=tmp_path)
     assert not list(tmp_path.iterdir())
+
+
+def test_who_asks_for_so_many_of_each_class_has_them_of_each_cell(made: Path) -> None:
+    place = RunDirectory(made / "star")
+    run, _ = finished(place, "test", None, None)
+    samples = made_by(run, place, "test", torch.device("cpu"), 5)
+    codes = agreed().codes_of(samples.inputs, samples.labels)
+    assert np.bincount(codes[:, -1], minlength=10).tolist() == [5] * 10
 
 
 @pytest.mark.parametrize("name", ["mst", "aim"])
