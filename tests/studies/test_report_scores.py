@@ -48,6 +48,8 @@ def test_what_a_run_found_is_on_the_terminal_and_in_the_report(
         for words in wanted[name]:
             assert words in text
             assert words in page.text
+        assert ("C-index" in text) == ("C-index" in page.text) == (name == "cox"), "curves rank nobody"
+        assert ("nothing is scored" in page.text) == (name == "km")
         assert "best C-index" not in text
         assert "variance over classes" not in text
         curves = pd.read_csv(tmp_path / name / "curves.csv")

@@ -42,7 +42,7 @@ class Algorithm(BaseModel):
     single_round: ClassVar[bool] = False
     """Whether one round is all it takes; more are not run."""
     trains: ClassVar[bool] = True
-    """Whether its model tells one record from another in the end; else no host scores it, and nobody compares it."""
+    """Whether its model tells one record from another in the end; else it has no scores, and nobody compares it."""
     network: ClassVar[str] = ""
     """The built-in network that ``auto`` stands for, in a comparison too; "": the one that suits inputs and needs."""
     unlabelled: ClassVar[bool] = False

@@ -35,8 +35,8 @@ SOUND = 3
 DIGITS = 6
 """That are told of a mean and of a deviation."""
 NO_MODEL = (
-    "moments trains nothing: the model and its figures are those of the network as drawn, and no host scores it. What it found is in schema.toml: give it to the "
-    "next run as schema_file."
+    "moments trains nothing: the model is the network as drawn, and has no scores. What it found is in schema.toml: give it to the next "
+    "run as schema_file."
 )
 
 

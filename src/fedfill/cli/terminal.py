@@ -50,8 +50,11 @@ def print_result(result: Result) -> None:
         title_justify="left",
     )
     score = headline_of(summary)[0]
-    table.add_row(f"{score}, last round ({summary['rounds']})", _share(summary["accuracy"]))
-    if summary["rounds"] > 1:  # of one round it would be the same figure, and nothing was chosen
+    if summary["accuracy"] is not None:
+        table.add_row(f"{score}, last round ({summary['rounds']})", _share(summary["accuracy"]))
+    if (
+        summary["rounds"] > 1 and summary["accuracy"] is not None
+    ):  # of one round it would be the same figure, and nothing was chosen
         best = f"{_share(summary['best_accuracy'])} in round {summary['best_round']}"
         table.add_row(f"best {score} (chosen on the test set)", best)
     if "selected_round" in summary:

@@ -217,7 +217,8 @@ def _serve(
     if secret is None:
         log.warning("noise=seed: the server's noise comes from the seed, which every host knows, and protects nobody")
     result = execute(prepared, out, on_round, connect, secret)
-    log.info("finished: accuracy %.4f; the run lies in %s", result.summary["accuracy"], result.directory)
+    score, told = result.summary["accuracy"], headline_of(result.summary)[0]
+    log.info("finished%s; the run lies in %s", "" if score is None else f": {told} {score:.4f}", result.directory)
 
 
 def _site(prepared: Prepared, task: Task, context: flower.Context) -> flower_host.Site:

@@ -192,8 +192,6 @@ class FlowerEngine:
             scored, none = (score_all(self._resident, part, self._times) for part in (self._test, nobody))
             splits = Splits(self._test, nobody, nobody, (0,) * self._clients, (0,) * self._clients, self._times)
             found = gather([scored, none], splits, self._classes)
-        elif not self._judged:
-            found = Evaluation(0.0, 0.0, [0.0], [])  # hosts would tell of their rows, and nobody wants to know
         elif (pooled := self._kinds[EVALUATE].together(scores)) is None:
             if diverged is not None:
                 raise divergence(t, diverged)

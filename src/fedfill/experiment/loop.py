@@ -168,7 +168,8 @@ def _loop(
             algorithm.round(server, t)
             algorithm.conclude(server, t)
             figures = {}
-            if (t + 1) % (experiment.evaluate_every or 1) == 0 or t + 1 == experiment.rounds:
+            evaluated = (t + 1) % (experiment.evaluate_every or 1) == 0 or t + 1 == experiment.rounds
+            if algorithm.trains and evaluated:
                 figures = _evaluate(algorithm, server, engine, t)
             account = server.ledger.account(experiment.delta, prepared.told)
             took = time.perf_counter() - start
@@ -195,7 +196,7 @@ def _loop(
             _images(prepared, server), federation, directory.path / "samples" / f"round-{experiment.rounds:04d}.png"
         )
         found = _findings(algorithm, server, federation, directory)
-        measured = _quality(prepared, server, engine, device)
+        measured = _quality(prepared, server, engine, device) if algorithm.trains else {}
         summary = summarise(
             prepared, server, preparation, records, seconds, engine.workers, str(device), weights, measured
         )

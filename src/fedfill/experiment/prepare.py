@@ -60,7 +60,7 @@ class Prepared:
     def told(self) -> tuple[str, ...]:
         """Sentences on what is known of records beside what the run sends, for an account of privacy."""
         found = [*self.federation.told, *came_before(self.experiment.model_dump())]
-        if self.experiment.test_fraction == 0:
+        if self.experiment.test_fraction == 0 and self.algorithm.trains:
             found.append(
                 "Figures on the test set are of samples that were trained on (test_fraction 0). They have no noise and are not in the account."
             )

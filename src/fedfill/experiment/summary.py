@@ -87,7 +87,9 @@ class Result:
         return pandas.DataFrame(columns).astype({"accuracy": float}).set_index("client")
 
     def __repr__(self) -> str:
-        return f"<Result: {self.title}: accuracy {self.summary['accuracy']:.4f} after {len(self.rounds)} round{'s' if len(self.rounds) != 1 else ''}, in {self.directory}>"
+        score = self.summary["accuracy"]
+        scored = "" if score is None else f" accuracy {score:.4f}"
+        return f"<Result: {self.title}:{scored} after {len(self.rounds)} round{'s' if len(self.rounds) != 1 else ''}, in {self.directory}>"
 
     def _repr_html_(self) -> str:
         names = (
@@ -165,7 +167,7 @@ def summarise(
     """
     experiment, last = prepared.experiment, records[-1]
     judged = [record for record in records if "accuracy" in record]  # of rounds with an evaluation
-    best = max(judged, key=lambda record: (record["accuracy"], -record["round"]))
+    best = max(judged, key=lambda record: (record["accuracy"], -record["round"]), default=None)
     own, held = ([len(getattr(c, part)) for c in prepared.federation.clients] for part in ("test", "validation"))
     target = target_of(prepared.federation.schema)
     figures = {
@@ -180,22 +182,22 @@ def summarise(
         "personal": prepared.algorithm.personal,
         "version": __version__,
         **target,
-        "accuracy": last["accuracy"],
-        "loss": last["loss"],
-        "best_accuracy": best["accuracy"],
-        "best_round": best["round"],
+        "accuracy": last.get("accuracy"),
+        "loss": last.get("loss"),
+        "best_accuracy": best and best["accuracy"],
+        "best_round": best and best["round"],
         **selected(records),
         **{name: last[name] for name in OF_TRAINED_HEAD if name in last},
-        "accuracy_by_class": last["accuracy_by_class"],
-        "balanced_accuracy": balanced_accuracy(last["accuracy_by_class"]) if not target else None,
+        "accuracy_by_class": (by_class := last.get("accuracy_by_class", [])),
+        "balanced_accuracy": balanced_accuracy(by_class) if not target else None,
         **measured,
         "largest_class": last.get("largest_class"),
-        "accuracy_by_client": last["accuracy_by_client"],
+        "accuracy_by_client": last.get("accuracy_by_client", [None] * len(own)),
         "client_names": prepared.federation.called,
         # a party of a deployment knows nobody's
         "own_test_samples": own if any(own) else None,
         **({"validation_samples": held} if any(held) else {}),
-        **{name: last[name] for name in FAIRNESS},
+        **{name: last.get(name) for name in FAIRNESS},
         "bytes_up": server.costs.bytes_up,
         "bytes_down": server.costs.bytes_down,
         "bytes_by_handler": {name: {"down": down, "up": up} for name, (down, up) in server.costs.legs.items()},

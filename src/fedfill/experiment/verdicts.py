@@ -185,7 +185,7 @@ def of_run(summary: Mapping[str, Any], records: Sequence[Mapping[str, Any]]) -> 
     judged = [record for record in records if "accuracy" in record]
     if judged and (verdict := collapse(judged[-1], personal)) is not None:
         found.append(verdict)
-    if summary.get("test_fraction") == 0:
+    if judged and summary.get("test_fraction") == 0:
         found.append(
             Verdict(
                 FITTED,

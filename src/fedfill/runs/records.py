@@ -84,6 +84,8 @@ class _Table(Checked):
 class Summary(_Figures, _Costs):
     """The document of ``summary.json``."""
 
+    accuracy: Score | None  # type: ignore[assignment]
+    """None: the model says the same of every record, and is not scored."""
     algorithm: str
     dataset: str
     partition: str
@@ -118,7 +120,7 @@ class Summary(_Figures, _Costs):
 
     @model_validator(mode="after")
     def _shares_of_classes(self) -> Summary:
-        if self.target == "classes" and self.accuracy < 0:
+        if self.target == "classes" and (self.accuracy or 0) < 0:
             raise ValueError("an accuracy below 0 is no share")
         return self
 

@@ -113,6 +113,11 @@ class Line:
         return [statistics.fmean(column) if column else None for column in columns]
 
     @property
+    def scored(self) -> bool:
+        """Whether its models tell records apart, so that they have scores."""
+        return any(trial.figures.get("best_accuracy") is not None for trial in self.known)
+
+    @property
     def personal(self) -> bool:
         """Whether clients have models of their own."""
         return any(trial.figures.get("personal") for trial in self.known)

@@ -32,6 +32,9 @@ def headline(part: Part) -> tuple[str, tuple[Verdict, ...]]:
     known = [line for line in part.lines if line.known]
     if not known:
         return "No round has been evaluated yet.", part.verdicts
+    if not any(line.scored for line in known):
+        labels = " and ".join(line.label for line in known)
+        return f"What {labels} found stands below; nothing is scored, as no model tells rows apart.", part.verdicts
     if part.apart:
         words = ", ".join(part.apart)
         return f"{len(known)} runs on data that differ ({words}): their figures can't be compared.", part.verdicts
@@ -90,7 +93,7 @@ def tiles(part: Part) -> list[tuple[str, str, str]]:
     ranked = part.score == "C-index"
     remark = "pairs of rows in the right order, after the last round" if ranked else _best(line)
     head = "Everyone's test set" if part.score == "Accuracy" else f"{part.score}, everyone's test set"
-    found = [(head, spread(line.values("accuracy")), remark)]
+    found = [(head, spread(line.values("accuracy")), remark)] if line.scored else []
     if (balanced := line.mean("balanced_accuracy")) is not None and uneven(figures):
         found.append(("Balanced accuracy", percent(balanced), "each class counts the same"))
     if (error := line.mean("rmse")) is not None:
