@@ -18,6 +18,8 @@ from tests.helpers import refused
 from tests.protocol.world import ENGINES
 
 import fedfill
+from fedfill.algorithms.kaplanmeier import KaplanMeier
+from fedfill.data.schema import read_schema
 from fedfill.experiment.prepare import arrange
 from fedfill.runs.curves import StepCurve, _at
 from fedfill.statistics.survival import encoding, kaplan_meier, noisy_kaplan_meier
@@ -172,6 +174,14 @@ def test_a_run_leaves_curves_and_a_model_that_knows_them(tmp_path: Path) -> None
     assert survival == pytest.approx(
         curves(run("kaplanmeier", tmp_path / "two"))["all"]["survival"].to_numpy(), abs=1e-4
     )
+
+
+def test_every_group_has_a_name() -> None:
+    schema = read_schema(GIVEN["their schema"]())
+    sizes = {None: 1, "site": 3, "age": 5, "arm": 3, "grade": 4}  # bins and empty; values and other; values and empty
+    for group, size in sizes.items():
+        method = KaplanMeier(group=group)
+        assert method.number_of_groups(schema, 3) == len(method.groups(schema, ["a", "b", "c"])) == size
 
 
 def test_a_model_of_curves_beats_one_that_knows_nothing(tmp_path: Path) -> None:

@@ -118,6 +118,12 @@ class KaplanMeier(NoisySums, Algorithm):
         require_hazards(model, self.name)
         return super().resolved(rounds=rounds, model=model, inputs=inputs)
 
+    def number_of_groups(self, schema: Schema, sites: int) -> int:
+        """How many groups there are."""
+        if self.group is None:
+            return 1
+        return sites if self.group == SITE else schema.columns[self.group].size
+
     def groups(self, schema: Schema, sites: Sequence[str]) -> list[str]:
         """What the groups are called; sites as their federation calls them."""
         if self.group is None:
@@ -182,8 +188,7 @@ class KaplanMeier(NoisySums, Algorithm):
     def count(self, client: Client, message: AskCounts) -> Sums:
         """Counts over the client's rows."""
         schema = agreed(client.schema)
-        groups = len(self.groups(schema, message.clients * [""]))
-        statistic = self.statistic(groups, len(schema.target.grid))
+        statistic = self.statistic(self.number_of_groups(schema, message.clients), len(schema.target.grid))
         records = [(self.group_of(client)[:, None].double(), client.data.labels)]
         return contribute(client, statistic, records, self.noise(statistic), message.clients)
 
@@ -191,7 +196,7 @@ class KaplanMeier(NoisySums, Algorithm):
     def test(self, client: Client, message: AskCounts) -> Tests:
         """The log-rank test among the client's own rows."""
         schema = agreed(client.schema)
-        k, cells = len(self.groups(schema, message.clients * [""])), len(schema.target.classes)
+        k, cells = self.number_of_groups(schema, message.clients), len(schema.target.classes)
         index = self.group_of(client) * cells + client.data.labels.cpu()
         own = log_rank(torch.bincount(index, minlength=k * cells).reshape(k, cells))
         return Tests({name: x.contiguous() for name, x in vars(own).items()})
