@@ -1,5 +1,6 @@
 """Cells that are not as the schema has them are read, and the run says so, with the sites where most are so."""
 
+from datetime import date
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 import fedfill
 from fedfill.data.frames import from_frames
 from fedfill.data.schema import Schema, from_document, from_toml
+from fedfill.data.schema_columns import Column
 from fedfill.data.tables import read_tables, rows_of
 
 TOML = """
@@ -95,3 +97,16 @@ def test_bounds_hold_what_rounds_to_them() -> None:
     }
     found = from_frames(rows().assign(height=200.4), "x", None, from_document(document, "x"))
     assert "Not as" not in found.note  # type: ignore[union-attr]
+
+
+def test_numbers_are_what_stands_there_within_the_bounds() -> None:
+    columns = agreed().columns | {"days": Column(kind="integer", low=0, high=10)}
+    cases: list[tuple[str, list[object], list[float]]] = [
+        ("days", [10.4, "10.6", None, -3, ""], [10, 11, np.nan, -3, np.nan]),
+        ("height", [99.5, "300", np.nan], [99.5, 300, np.nan]),
+        ("when", ["2019-12-31", date(2021, 1, 1)], [737424, 737791]),
+    ]
+    for name, cells, found in cases:
+        assert columns[name].unclipped(cells, name, "data") == pytest.approx(found, nan_ok=True)
+        within = np.clip(found, *columns[name].bounds)
+        assert columns[name].numbers(cells, name, "data") == pytest.approx(within, nan_ok=True)

@@ -162,6 +162,10 @@ class Column(BaseModel):
         Raises:
             FedfillError: Where a cell is no number, or no date.
         """
+        return np.clip(self.unclipped(cells, name, where), *self.bounds)
+
+    def unclipped(self, cells: list[Any], name: str, where: str) -> NDArray[np.float64]:
+        """`numbers` as they stand there, also beyond the bounds; whole ones are rounded."""
         if self.kind == "ordered":
             places = np.array(positions(cells, self.values), dtype=np.float64)
             return np.where(places < 0, np.nan, places)
@@ -175,8 +179,7 @@ class Column(BaseModel):
                     f"{where}: column '{name}' holds '{cell}' in row {k + 1:,}, but {needed} is needed there"
                 )
             found[k] = value
-        low, high = self.bounds
-        return np.clip(np.round(found) if self.whole else found, low, high)
+        return np.round(found) if self.whole else found
 
     def codes(self, numbers: NDArray[np.float64]) -> Codes:
         """The cells of numbers, ``[n]``, NaN where one is empty.

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedfill.data.cells import days_of, empty_cell, finite_number, is_number, positions
+from fedfill.data.cells import empty_cell, positions
 from fedfill.data.schema import Schema
 from fedfill.data.schema_columns import EMPTY, Column
 
@@ -62,18 +62,11 @@ def _becoming(column: Column) -> str:
 
 
 def _strayed(column: Column, table: Any, name: str) -> NDArray[np.bool_]:
-    if column.is_number and is_number(table, name):
-        numbers = table.column(name).to_numpy().astype(np.float64)  # NaN where a cell is empty
-    else:
-        cells = table.column(name).to_pylist()
-        if column.kind in ("category", "ordered"):
-            unknown = np.array(positions(cells, column.values)) < 0
-            for row in np.flatnonzero(unknown):
-                unknown[row] = not (empty_cell(cells[row]) or cells[row] in EMPTY)
-            return unknown
-        read = days_of if column.kind == "date" else finite_number
-        known = {cell: np.nan if empty_cell(cell) else read(cell) for cell in set(cells)}
-        numbers = np.array([known[cell] for cell in cells], dtype=np.float64)
-    low, high = column.bounds
-    rounded = np.round(numbers) if column.whole else numbers
-    return np.asarray((rounded < low) | (rounded > high))
+    cells = table.column(name).to_pylist()
+    if column.kind in ("category", "ordered"):
+        unknown = np.array(positions(cells, column.values)) < 0
+        for row in np.flatnonzero(unknown):
+            unknown[row] = not (empty_cell(cells[row]) or cells[row] in EMPTY)
+        return unknown
+    numbers, (low, high) = column.unclipped(cells, name, "data"), column.bounds
+    return np.asarray((numbers < low) | (numbers > high))
