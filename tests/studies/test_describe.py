@@ -51,6 +51,29 @@ def test_words_of_a_csv_are_drafted_as_a_run_reads_them(false: str, true: str, t
     assert counts(schema, pa.Table.from_pandas(pd.read_csv(tmp_path / "a.csv"), preserve_index=False)) == found
 
 
+def test_digits_with_zeros_before_them_are_words(tmp_path: Path) -> None:
+    codes = np.array(["01", "1", "001", "", "10", "1"] * 20)
+    ids = [f"{k:04}" for k in range(len(TRUTHS))]
+    rows(label=codes, code=codes, id=ids, few=np.where(TRUTHS, "07", "7"), age=np.where(TRUTHS, "-5", "0.5"), zero="0").query(
+        "label != ''"
+    ).to_csv(tmp_path / "a.csv", index=False)  # fmt: skip
+    ran = CliRunner().invoke(app, ["describe", str(tmp_path / "a.csv"), "--out", str(tmp_path / "schema.toml")])
+    assert ran.exit_code == 0, ran.output
+    for told in (ran.output.replace("\n", " "), (tmp_path / "schema.toml").read_text()):
+        assert "'label', 'code', 'id', 'few'" in told
+    schema = read_schema(tmp_path / "schema.toml")
+    assert schema.target.values == schema.columns["code"].values == ("001", "01", "1", "10")
+    assert schema.columns["few"].values == ("07", "7")
+    assert schema.columns["age"].kind == schema.columns["x"].kind == "real"
+    assert "zero" not in schema.columns
+    found = counts(schema, read_table(tmp_path / "a.csv", schema.words))
+    assert (found["label"], found["code"]) == ([20, 20, 40, 20], [20, 20, 40, 20, 0, 0])
+    # what has more than twenty values is no number either
+    assert len(fedfill.describe(tmp_path / "a.csv", target="id").target.values) == 100
+    # frames know numbers from words
+    assert fedfill.describe(pd.read_csv(tmp_path / "a.csv")).columns["code"].kind == "integer"
+
+
 def test_truth_values_of_parquet_and_of_frames_are_those_of_any_csv(tmp_path: Path) -> None:
     frame = rows(label=TRUTHS, smoker=TRUTHS)
     frame.to_parquet(tmp_path / "a.parquet")

@@ -76,6 +76,8 @@ def describe(
 
     made = draft(table, target=target, event=event, site=site, out=out)
     tell(f"Written: {out}, with {len(made.schema.columns)} columns and the target {made.schema.target.column}.")
+    if made.codes:
+        tell(f"Words, since zeros before digits may make them codes: {', '.join(map(repr, made.codes))}.")
     for name, why in made.left_out.items():
         tell(f"Left out: {name!r}, which {why}.")
     tell("Its bounds and values come from records: edit them, and agree on them, before others see them.")

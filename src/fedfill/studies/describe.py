@@ -6,6 +6,7 @@ A draft's bounds and values come from records. They are rounded outwards, and pr
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
@@ -41,6 +42,8 @@ SEEN = 0.9
 """Share of the rows that need not be told of after the grid's last time: who is still there is too few."""
 STEPS = (1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8)
 """From one time of it to the next, times a power of ten."""
+_PADDED = re.compile(r"0[0-9]+")
+"""Digits with a zero before them: a code, perhaps, of which 1 is another one than 01."""
 HEAD = """\
 # A draft, made from one table. Its bounds, values and kinds come from records, rounded outwards: they are private until all
 # sites have agreed on them. Put in what everybody knows without looking: the possible ages, the categories of the form.
@@ -56,14 +59,19 @@ class Draft:
     Attributes:
         schema: The draft.
         left_out: By name of a column that it does not have why, in a few words.
+        codes: Columns of digits with zeros before some of them, which are taken for words.
     """
 
     schema: Schema
     left_out: Mapping[str, str]
+    codes: tuple[str, ...] = ()
 
     def toml(self) -> str:
         """The text of its file."""
         head = HEAD
+        if self.codes:
+            names = ", ".join(map(repr, self.codes))
+            head += f"# Words, since zeros before digits may make them codes, so that 01 is not 1: {names}\n"
         if self.left_out:
             head += "# Left out:\n" + "".join(f"#   {name!r}: {why}\n" for name, why in self.left_out.items())
         return f"{head}\n{self.schema.toml()}"
@@ -93,7 +101,8 @@ def describe(
 
     Returns:
         The draft: words and truth values as categories, numbers and dates within rounded bounds; a target of words, of truth values
-        or of few whole numbers as classes, of others as a number. Columns of more than 998 different words, of what is neither a
+        or of few whole numbers as classes, of others as a number. Whole numbers of a CSV file of which some have zeros before them, as
+        01 has, are words, each as it is written. Columns of more than 998 different words, of what is neither a
         number, a date nor a word, of infinite numbers or such above 1e100, and those that are empty or hold one value alone, are left
         out. The words ``other``, ``missing`` and ``NA`` are no values.
 
@@ -158,7 +167,8 @@ def draft(
     schema = from_document({name: part for name, part in document.items() if part is not None}, where)
     if event is not None:  # every row has a time, and its event came or not
         schema.target.labels({name: table.column(name).to_pylist() for name in (target, event)}, f"data: {where}")
-    made = Draft(schema, {name: one for name, one in found.items() if isinstance(one, str)})
+    codes = tuple(name for name in (target, *columns) if name in schema.words and _padded(table, words, name))
+    made = Draft(schema, {name: one for name, one in found.items() if isinstance(one, str)}, codes)
     if place is not None:
         write_atomically(place, made.toml().encode())
     return made
@@ -210,17 +220,18 @@ def _column(table: Any, words: Mapping[str, list[str]], name: str) -> dict[str, 
         kind = table.schema.field(name).type
         return f"holds no numbers, dates or words, but is of type {kind}" if str(kind) != "null" else "is empty"
     cells = [cell for cell in table.column(name).to_pylist() if not empty_cell(cell)]
-    if len(set(cells)) < 2:
+    padded = _padded(table, words, name)
+    if len(set(words[name] if padded else cells)) < 2:
         return "holds one value alone" if cells else "is empty"
     truths = all(isinstance(cell, bool) for cell in cells)
-    if is_number(table, name) and not truths:
+    if is_number(table, name) and not truths and not padded:
         numbers = np.array(cells, dtype=np.float64)
         if (why := _beyond(numbers)) is not None:
             return why
         low, high = _outward(float(numbers.min()), float(numbers.max()))
         whole = bool((numbers == np.round(numbers)).all())
         return {"kind": "integer" if whole else "real", "low": low, "high": high}
-    days = [days_of(cell) for cell in cells] if not truths else [None]
+    days = [days_of(cell) for cell in cells] if not (truths or padded) else [None]
     if None not in days:
         first, last = (date.fromordinal(int(pick(day for day in days if day is not None))) for pick in (min, max))
         return {"kind": "date", "low": date(first.year, 1, 1), "high": date(last.year, 12, 31)}
@@ -237,9 +248,14 @@ def _column(table: Any, words: Mapping[str, list[str]], name: str) -> dict[str, 
 def _values(table: Any, words: Mapping[str, list[str]], name: str) -> list[str]:
     """The different words of a column; where they are no text, those that mean the same are one."""
     found = sorted(set(words[name]))
-    if not is_text(table, name):
+    if not (is_text(table, name) or _padded(table, words, name)):
         found = sorted({plain_word(word): word for word in reversed(found)}.values())
     return found
+
+
+def _padded(table: Any, words: Mapping[str, list[str]], name: str) -> bool:
+    """Whether a column that looks like numbers holds digits with zeros before them."""
+    return is_number(table, name) and any(_PADDED.fullmatch(word) for word in words.get(name, ()))
 
 
 def _beyond(numbers: NDArray[np.float64]) -> str | None:
@@ -255,8 +271,11 @@ def _beyond(numbers: NDArray[np.float64]) -> str | None:
 
 def _target(table: Any, words: Mapping[str, list[str]], name: str, where: str) -> dict[str, Any]:
     cells = [cell for cell in table.column(name).to_pylist() if not empty_cell(cell)]
-    numbers = is_number(table, name) and not (cells and isinstance(cells[0], bool))
-    if name not in words or not (numbers or is_text(table, name) or isinstance(next(iter(cells), True), bool)):
+    padded = _padded(table, words, name)
+    numbers = is_number(table, name) and not padded and not (cells and isinstance(cells[0], bool))
+    if name not in words or not (
+        numbers or padded or is_text(table, name) or isinstance(next(iter(cells), True), bool)
+    ):
         raise FedfillError(
             f"target: column '{name}' of {where} holds {shown(cells[0]) if cells else 'nothing'}; allowed: words or numbers"
         )
