@@ -213,6 +213,20 @@ def test_other_safetensors_are_refused() -> None:
         tree.from_bytes(SOME + b"more")
 
 
+@pytest.mark.parametrize(
+    ("fields", "fit"), [("left", True), ("left right", True), ("right", False), ("left rite", False)]
+)
+def test_a_record_with_other_fields_is_named(fields: str, fit: bool) -> None:
+    values = dict.fromkeys(fields.split(), 1)
+    data = with_structure(json.dumps({"record": tree._kind(Pair), "fields": values}))
+    if fit:
+        assert tree.from_bytes(data) == Pair(**values)
+        return
+    with pytest.raises(tree.UnknownKindError, match="Pair' with other fields"):
+        tree.from_bytes(data)
+    assert tree.from_bytes(data, unknown=True) == values
+
+
 def test_an_unknown_record_is_named() -> None:
     with pytest.raises(ValueError, match=r"nobody\.Knows"):
         tree.from_bytes(with_structure('{"record": "nobody.Knows", "fields": {}}'))

@@ -28,7 +28,7 @@ Weights = dict[str, Tensor]
 
 
 class UnknownKindError(ValueError):
-    """Bytes that hold a record of a class that this program has not: the bytes are none the worse."""
+    """Bytes that hold a record of a class that this program has not, or has with other fields: the bytes are none the worse."""
 
 
 class Record:
@@ -278,7 +278,7 @@ def from_bytes(data: bytes, structure: int | None = None, *, unknown: bool = Fal
         An equal tree, tensors on the CPU.
 
     Raises:
-        UnknownKindError: Where they name an unknown record.
+        UnknownKindError: Where they name an unknown record, or one with other fields.
         ValueError: Where the bytes are cut short, or are not of this form.
     """
     try:
@@ -306,11 +306,20 @@ def _decode(node: Any, store: dict[str, Tensor], unknown: bool) -> Tree:
         return {key: _decode(item, store, unknown) for key, item in node["dict"]}
     kind = node["record"]
     fields = {name: _decode(item, store, unknown) for name, item in node["fields"].items()}
-    if kind in Record._kinds:
+    if kind in Record._kinds and _fit(Record._kinds[kind], fields):
         return Record._kinds[kind](**fields)
     if not unknown:
-        raise UnknownKindError(f"these bytes hold a record of the unknown kind '{kind}'")
+        other = f"'{kind}' with other fields" if kind in Record._kinds else f"the unknown kind '{kind}'"
+        raise UnknownKindError(f"these bytes hold a record of {other}")
     return fields
+
+
+def _fit(kind: Any, fields: dict[str, Tree]) -> bool:
+    """Whether a record can be made of these fields."""
+    own = dataclasses.fields(kind)
+    nothing = dataclasses.MISSING
+    needed = {one.name for one in own if one.default is nothing and one.default_factory is nothing}
+    return needed <= fields.keys() <= {one.name for one in own}
 
 
 def validated(value: Tree, kind: Any) -> None:

@@ -278,6 +278,17 @@ def test_a_client_that_diverges_in_a_later_call_keeps_what_it_had_from_the_earli
     assert ask(world, 1.0, round=1) == 3
 
 
+def test_a_host_does_not_go_on_with_the_state_of_other_code(tmp_path: Path) -> None:
+    world = World("fedavg", tmp_path, algorithm=Counted())
+    assert ask(world, 1.0) == 1
+    (place,) = (tmp_path / "host0").glob("client-0-*.safetensors")
+    place.write_bytes(place.read_bytes().replace(b"asked", b"heard"))
+    answer = say(world, "train.count", Broadcast({"w": torch.tensor([1.0])}), round=1)
+    assert answer.reply is None
+    assert answer.error.startswith("state-dir:")
+    assert "'asked'" in answer.error
+
+
 def test_a_client_that_fails_in_the_first_call_after_a_resume_does_not_get_back_what_was_undone(tmp_path: Path) -> None:
     """The server was killed in its second round, so that what happened there never was; and it is killed once more."""
     world = World("fedavg", tmp_path, algorithm=Counted())

@@ -61,6 +61,28 @@ def test_full_disk_leaves_the_last_checkpoint(limit: str, whole: dict[str, fedfi
     assert lines(tmp_path) == lines(whole["fedavg"].directory)
 
 
+def test_a_checkpoint_without_what_the_algorithm_keeps_is_another_ones(tmp_path: Path) -> None:
+    with pytest.raises(Stop):
+        fedfill.run("scaffold", **TINY, out=tmp_path, on_round=stop)
+    place = RunDirectory(tmp_path)
+    whole = place.read_checkpoint()
+    assert whole is not None
+    last = max(whole["clients"])
+    cases = [("the server", name) for name in whole["server"]] + [
+        (f"client {last}", name) for name in whole["clients"][last]
+    ]
+    assert len(cases) > 2
+    for who, name in cases:
+        part = tree.copy(whole)
+        state = part["server"] if who == "the server" else part["clients"][last]
+        state["other"] = state.pop(name)
+        place.write_checkpoint(part)
+        with refused("resume", "another state of fedfill", who, f"'{name}'", "scaffold"):
+            fedfill.resume(tmp_path)
+    place.write_checkpoint(whole)
+    assert fedfill.resume(tmp_path).resumed_after == 1
+
+
 def test_samples_are_drawn_where_the_algorithm_has_some(whole: dict[str, fedfill.Result]) -> None:
     assert not (whole["fedavg"].directory / "samples").exists()
     pictures = list((whole["feddpms"].directory / "samples").iterdir())

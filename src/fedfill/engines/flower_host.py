@@ -249,6 +249,8 @@ def _run(handler: str, kind: Any, office: _Office, message: Tree, words: dict[st
         anew = kept is not None and kept.run != run
         if pending is not None and office.state_name(pending.occasion, state) != pending.key.state:
             raise ValueError("what this client's answer is made of has changed since it gave its key")
+        if state and (missing := sorted(site.program.client_state().keys() - state.keys())):
+            raise FedfillError(f"state-dir: {office.path} has no '{missing[0]}': another state of fedfill wrote it")
         state = tree.to(state, site.device)
         outcome, new = office.runner.serve(
             office.resident, handler, site.client, office.train, office.unlabelled, state, message,

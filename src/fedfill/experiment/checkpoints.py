@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -125,10 +125,16 @@ def restore(
 
     Returns:
         Finished rounds, seconds so far, and records of the steps before the first round.
+
+    Raises:
+        FedfillError: Where the algorithm keeps something that the checkpoint lacks.
     """
     checkpoint = read(prepared.digest, directory)
     if checkpoint is None:
         return 0, 0.0, []
+    _require(checkpoint["server"], server.state.tree(), "the server", prepared, directory)
+    for i, state in checkpoint["clients"].items():
+        _require(state, prepared.algorithm.client_state(), f"client {i}", prepared, directory)
     server.state = State(tree.to(checkpoint["server"], device))
     server.asked = checkpoint.get("asked_rounds")
     engine.origin = checkpoint.get("origin", "")
@@ -136,3 +142,14 @@ def restore(
     server.ledger = Ledger.restore(checkpoint["ledger"])
     server.costs = Costs(**checkpoint["costs"])
     return int(checkpoint["rounds"]), float(checkpoint["seconds"]), list(checkpoint.get("preparation", []))
+
+
+def _require(
+    kept: Mapping[str, Any], first: Mapping[str, Any], who: str, prepared: Prepared, directory: RunDirectory
+) -> None:
+    """Refuse a state without what the algorithm would have put there first: between two releases the version tells nothing."""
+    if missing := sorted(first.keys() - kept.keys()):
+        raise FedfillError(
+            f"resume: the checkpoint in {directory.path} was written by another state of fedfill: what {who} keeps in it has no "
+            f"'{missing[0]}', which {prepared.algorithm.name} needs; start again in a new folder, or go on with the fedfill that wrote it"
+        )
