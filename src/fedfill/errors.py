@@ -60,7 +60,8 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
         For example ``"did you mean 'fedavg'?"`` or ``"allowed: fedavg, feddpms"``.
     """
     names = sorted(known)
-    near = difflib.get_close_matches(word, names, n=1)
+    same = [name for name in names if name.lower() == word.lower()]
+    near = same or difflib.get_close_matches(word, names, n=1)
     return f"did you mean '{near[0]}'?" if near else f"allowed: {', '.join(names)}"
 
 

@@ -10,6 +10,7 @@ from tests.data.made import COLOUR, GREY, KINDS, NAMES, write, write_folder
 from tests.helpers import refused
 
 from fedfill.data.names import is_place, unknown
+from fedfill.data.schema import from_document
 from fedfill.data.sources import load
 
 
@@ -60,6 +61,36 @@ def test_parquet_and_tables_by_their_path(here: Path) -> None:
     for name in ("./people.csv", str(here / "people.csv")):
         source = load(name)
         assert "20 rows of 2 numbers, 2 classes (no, yes); 16 for training and 4 as the test set." in source.note
+
+
+def test_what_is_to_be_told_is_named(here: Path) -> None:
+    (here / "people.csv").write_text("age,stay,event\n" + "".join(f"{k},{k / 2},{k % 2}\n" for k in range(40)))
+    columns = {"age": {"kind": "real", "low": 0, "high": 50}}
+    for target, told in (
+        ({"column": "stay", "kind": "number", "low": 0, "high": 50}, "the number 'stay' to be told;"),
+        (
+            {"column": "stay", "kind": "survival", "event": "event", "grid": [5, 10, 15]},
+            "times to 'event' on a grid of 3;",
+        ),
+    ):
+        schema = from_document({"target": target, "columns": columns}, "x")
+        assert told in load("./people.csv", schema=schema).note
+
+
+def test_a_table_without_a_label_or_in_another_code_is_refused_with_what_helps(here: Path) -> None:
+    (here / "people.csv").write_text("Age,died\n1,a\n2,b\n")
+    with refused("data", "'label'", "schema_file"):
+        load("./people.csv")
+    document = {
+        "target": {"column": "died", "values": ["a", "b"]},
+        "columns": {"age": {"kind": "real", "low": 0, "high": 9}},
+    }
+    schema = from_document(document, "x")
+    with refused("data", "'age'", "did you mean 'Age'?"):
+        load("./people.csv", schema=schema)
+    (here / "people.csv").write_bytes("age,died\n1,ä\n2,b\n".encode("latin-1"))
+    with refused("data", "people.csv", "UTF-8"):
+        load("./people.csv", schema=schema)
 
 
 def test_domains_are_named(here: Path) -> None:

@@ -48,6 +48,10 @@ def test_a_model_that_learnt_nothing_is_named(
     assert (found is not None) == named
     if found is not None:
         assert "learning_rate" in found.sentence  # what to do
+        record = {"most_predicted": most, "largest_class": largest, "accuracy": accuracy, "train_samples": 0}
+        without_steps = collapse(record, personal=False)
+        assert without_steps is not None
+        assert "learning_rate" not in without_steps.sentence
 
 
 @pytest.mark.parametrize(("own", "named"), [(1.0, False), (0.32, False), (0.309, True), (0.02, True), (None, False)])

@@ -59,6 +59,8 @@ def test_digits_with_zeros_before_them_are_words(tmp_path: Path) -> None:
     ).to_csv(tmp_path / "a.csv", index=False)  # fmt: skip
     ran = CliRunner().invoke(app, ["describe", str(tmp_path / "a.csv"), "--out", str(tmp_path / "schema.toml")])
     assert ran.exit_code == 0, ran.output
+    assert "--schema-file" in ran.output
+    assert "--partition domain" not in ran.output
     for told in (ran.output.replace("\n", " "), (tmp_path / "schema.toml").read_text()):
         assert "'label', 'code', 'id', 'few'" in told
     schema = read_schema(tmp_path / "schema.toml")
@@ -72,6 +74,12 @@ def test_digits_with_zeros_before_them_are_words(tmp_path: Path) -> None:
     assert len(fedfill.describe(tmp_path / "a.csv", target="id").target.values) == 100
     # frames know numbers from words
     assert fedfill.describe(pd.read_csv(tmp_path / "a.csv")).columns["code"].kind == "integer"
+
+
+def test_a_draft_with_sites_is_used_by_site(tmp_path: Path) -> None:
+    rows(site=np.where(TRUTHS, "a", "b")).to_csv(tmp_path / "a.csv", index=False)
+    words = ["describe", str(tmp_path / "a.csv"), "--site", "site", "--out", str(tmp_path / "schema.toml")]
+    assert "--partition domain" in CliRunner().invoke(app, words).output
 
 
 def test_truth_values_of_parquet_and_of_frames_are_those_of_any_csv(tmp_path: Path) -> None:

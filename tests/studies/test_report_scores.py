@@ -50,6 +50,8 @@ def test_what_a_run_found_is_on_the_terminal_and_in_the_report(
             assert words in page.text
         assert ("C-index" in text) == ("C-index" in page.text) == (name == "cox"), "curves rank nobody"
         assert ("nothing is scored" in page.text) == (name == "km")
+        assert text.count("C-index, last round") == (name == "cox")
+        assert "│ C-index  " not in text, "once is enough"
         assert "best C-index" not in text
         assert "variance over classes" not in text
         curves = pd.read_csv(tmp_path / name / "curves.csv")

@@ -73,7 +73,7 @@ def print_result(result: Result) -> None:
     from fedfill.training import probabilities, regression
 
     for name, called in {**probabilities.FIGURES, **regression.FIGURES, **survival.FIGURES}.items():
-        if summary.get(name) is not None:
+        if summary.get(name) is not None and called != score:  # which stands above
             table.add_row(called, _share(summary[name]))
     if len(summary["accuracy_by_class"]) > 1:
         table.add_row("variance over classes, in percent²", f"{summary['class_variance']:.1f}")

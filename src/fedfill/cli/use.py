@@ -83,7 +83,8 @@ def describe(
     tell("Its bounds and values come from records: edit them, and agree on them, before others see them.")
     method = "fedavg" if event is None else "kaplanmeier"
     own = f"./{table}" if len(table.parts) == 1 else table  # a bare name is that of a data set
-    tell(f"Use it: fedfill run {method} --data {own} --schema-file {out}")
+    split = "" if made.schema.site is None else " --partition domain"
+    tell(f"Use it: fedfill run {method} --data {own} --schema-file {out}{split}")
 
 
 @takes({"device"})

@@ -312,7 +312,8 @@ def read_schema(path: Path | str) -> Schema:
     try:
         text = read_regular(Path(path), LARGEST).decode()
     except (OSError, UnicodeDecodeError) as error:
-        raise FedfillError(f"schema: '{path}' can't be read: {first_line(error)}") from error
+        why = (error.strerror if isinstance(error, OSError) else None) or first_line(error)
+        raise FedfillError(f"schema: '{path}' can't be read: {why}") from error
     return from_toml(text, str(path))
 
 

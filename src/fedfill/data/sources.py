@@ -136,14 +136,18 @@ def _at(name: str, place: Path, size: int | None, schema: Schema | None, test_fr
     what = f"rows of {shape[0]} numbers"
     if len(shape) == 3:
         what = f"{'grey' if shape[0] == 1 else 'colour'} images of {shape[1]}x{shape[2]} pixels"
-    some = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
+    told = f"{len(names)} classes ({', '.join(names[:5])}{', ...' if len(names) > 5 else ''})"
+    if schema is not None and schema.target.kind != "classes":
+        target = schema.target
+        of_times = f"times to '{target.event}' on a grid of {len(target.grid)}"
+        told = of_times if target.kind == "survival" else f"the number '{target.column}' to be told"
     domains = (
         "" if source.domains is None else f", {len(source.domains.names)} domains ({', '.join(source.domains.names)})"
     )
     # with a share of 0 samples are in both
     total = "" if test_fraction == 0 else f"{len(source.train) + len(source.test):,} "
     found = (
-        f"Found in '{place}': {total}{what}, {len(names)} classes ({some}){domains}; "
+        f"Found in '{place}': {total}{what}, {told}{domains}; "
         f"{len(source.train):,} for training and {len(source.test):,} as the test set."
     )
     return replace(source, note=f"{found} {source.note}")

@@ -119,6 +119,7 @@ def of_tables(
         if LABEL not in table.column_names:
             near = next((name for name in table.column_names if name.strip().lower() == LABEL), None)
             hint = f"; did you mean '{near}'? Call it '{LABEL}'" if near else ""
+            hint = hint or "; a schema (schema_file) says which column is to be told"
             raise FedfillError(f"data: '{file}' has no column '{LABEL}', only {', '.join(table.column_names)}{hint}")
         if set(table.column_names) != set(columns):
             odd = min(set(table.column_names) ^ set(columns))
@@ -291,7 +292,8 @@ def read_table(file: Path, texts: Iterable[str] = ()) -> Any:
     except UnicodeDecodeError as error:
         raise FedfillError(f"data: the names of the columns of '{file}' are not in UTF-8; save it so") from error
     except (pa.ArrowException, OSError, UnicodeEncodeError) as error:  # the last of a path that is not in UTF-8
-        raise FedfillError(f"data: '{file}' can't be read as a table: {first_line(error)}") from error
+        hint = "; save it in UTF-8" if "UTF8" in str(error) else ""
+        raise FedfillError(f"data: '{file}' can't be read as a table: {first_line(error)}{hint}") from error
     return sound(table, file)
 
 

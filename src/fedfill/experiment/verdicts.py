@@ -56,6 +56,8 @@ def collapse(record: Mapping[str, Any], personal: bool) -> Verdict | None:
     """
     most, largest, accuracy = record.get("most_predicted"), record.get("largest_class"), record["accuracy"]
     helps = "try a smaller learning_rate, another optimizer or more rounds"
+    if record.get("train_samples") == 0:  # nothing was learnt step by step
+        helps = "try another method or network, and look at what the columns tell"
     if largest is None or largest >= CONSTANT:  # a test set of one class tells nothing
         return None
     if personal:
@@ -185,7 +187,7 @@ def of_run(summary: Mapping[str, Any], records: Sequence[Mapping[str, Any]]) -> 
     judged = [record for record in records if "accuracy" in record]
     if judged and (verdict := collapse(judged[-1], personal)) is not None:
         found.append(verdict)
-    if judged and summary.get("test_fraction") == 0:
+    if summary["accuracy"] is not None and summary.get("test_fraction") == 0:
         found.append(
             Verdict(
                 FITTED,
