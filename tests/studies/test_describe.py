@@ -76,6 +76,21 @@ def test_digits_with_zeros_before_them_are_words(tmp_path: Path) -> None:
     assert fedfill.describe(pd.read_csv(tmp_path / "a.csv")).columns["code"].kind == "integer"
 
 
+def test_categories_that_have_an_order_keep_it(tmp_path: Path) -> None:
+    words, order = np.array(["low", "high", "middle", None] * 30, dtype=object), ["low", "middle", "high", "highest"]
+    kinds = {
+        "stage": pd.Categorical(words, order, ordered=True), "group": pd.Categorical(words, order), "odd": pd.Categorical(["low"] * 120, ["low"], ordered=True)
+    }  # fmt: skip
+    rows(**kinds).to_parquet(tmp_path / "a.parquet", row_group_size=50)
+    for data in (rows(**kinds), tmp_path / "a.parquet"):
+        schema = fedfill.describe(data)
+        stage, group = schema.columns["stage"], schema.columns["group"]
+        assert (stage.kind, stage.values) == ("ordered", ("low", "middle", "high", "highest"))
+        assert (group.kind, group.values) == ("category", ("high", "low", "middle"))
+        assert "odd" not in schema.columns, "one value alone"
+        assert counts(schema, pa.Table.from_pandas(rows(**kinds), preserve_index=False))["stage"] == [30, 30, 30, 0, 30]
+
+
 def test_a_draft_with_sites_is_used_by_site(tmp_path: Path) -> None:
     rows(site=np.where(TRUTHS, "a", "b")).to_csv(tmp_path / "a.csv", index=False)
     words = ["describe", str(tmp_path / "a.csv"), "--site", "site", "--out", str(tmp_path / "schema.toml")]

@@ -100,7 +100,8 @@ def describe(
         out: The TOML file to write, which must not be there yet; None: none is written.
 
     Returns:
-        The draft: words and truth values as categories, numbers and dates within rounded bounds; a target of words, of truth values
+        The draft: words and truth values as categories, or as ordered where the type says their order (pandas' ordered categories),
+        numbers and dates within rounded bounds; a target of words, of truth values
         or of few whole numbers as classes, of others as a number. Whole numbers of a CSV file of which some have zeros before them, as
         01 has, are words, each as it is written. Columns of more than 998 different words, of what is neither a
         number, a date nor a word, of infinite numbers or such above 1e100, and those that are empty or hold one value alone, are left
@@ -235,11 +236,12 @@ def _column(table: Any, words: Mapping[str, list[str]], name: str) -> dict[str, 
     if None not in days:
         first, last = (date.fromordinal(int(pick(day for day in days if day is not None))) for pick in (min, max))
         return {"kind": "date", "low": date(first.year, 1, 1), "high": date(last.year, 12, 31)}
-    values = [word for word in _values(table, words, name) if word not in (OTHER, *EMPTY)]
+    ordered = _in_order(table, name)
+    values = [word for word in ordered or _values(table, words, name) if word not in (OTHER, *EMPTY)]
     if len(values) > MOST_CELLS - 2:
         return f"holds {len(values):,} different words, and a category has {MOST_CELLS - 2:,} at most"
     return (
-        {"kind": "category", "values": values}
+        {"kind": "ordered" if ordered else "category", "values": values}
         if values
         else "holds no word but such as stand for others or for empty cells"
     )
@@ -251,6 +253,17 @@ def _values(table: Any, words: Mapping[str, list[str]], name: str) -> list[str]:
     if not (is_text(table, name) or _padded(table, words, name)):
         found = sorted({plain_word(word): word for word in reversed(found)}.values())
     return found
+
+
+def _in_order(table: Any, name: str) -> list[str]:
+    """The words of a column whose type says their order, as pandas' ordered categories do; of another one none."""
+    import pyarrow as pa
+
+    kind = table.schema.field(name).type
+    if not (pa.types.is_dictionary(kind) and kind.ordered):
+        return []
+    found = table.column(name).unify_dictionaries().chunk(0).dictionary.to_pylist()
+    return list(dict.fromkeys(as_word(word) for word in found if not empty_cell(word)))
 
 
 def _padded(table: Any, words: Mapping[str, list[str]], name: str) -> bool:
