@@ -112,7 +112,10 @@ def test_whoever_says_so_learns_a_number(name: str, options: dict[str, Any], mon
     # its noise falls on running variances, too, and may make them negative, whatever is learnt
     frozen = {"buffers": "frozen"} if name == "dpfedavg" else {}
     result = fedfill.run(name, **options, **optimizer, **frozen)
-    assert np.isfinite(result.summary["rmse"])
+    if known_algorithms()[name].trains:
+        assert np.isfinite(result.summary["rmse"])
+    else:
+        assert result.summary.keys() & {"rmse", "r2"} == set()
     assert result.summary["target"] == "number"
     Summary.model_validate(json.loads((result.directory / "summary.json").read_text()))
 
