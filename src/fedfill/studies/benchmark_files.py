@@ -67,7 +67,7 @@ def goal_lines(found: Benchmark) -> list[tuple[str, ...]]:
 def meanings(found: Benchmark) -> str:
     """What the tables show, in sentences."""
     several = len(found.seeds) > 1
-    spread = f"mean ± deviation over {len(found.seeds)} seeds" if several else "one seed, so no deviation"
+    spread = f"Mean ± deviation over {len(found.seeds)} seeds" if several else "One seed, so no deviation"
     interval = ", with the 95 % interval of its mean (Student's t)" if several else ""
     noise = (
         ""
@@ -76,7 +76,7 @@ def meanings(found: Benchmark) -> str:
         "local have no noise. "
     )
     return (
-        f"{noise}{_of_scores(found)}: {spread}. Of methods with a model for each site, each sample is judged by its site's. - central, "
+        f"{noise}{_of_scores(found)}. {spread}. Of methods with a model for each site, each sample is judged by its site's. - central, "
         f"- local: the difference, seed by seed, to the better of these rows{interval}; the first over all samples, the second within "
         "sites. Sent up: by one site in the whole run; sec.: of one run. The "
         f"goal: the best federated method is at most {NEAR} below central, and above local with its whole interval where central is "
