@@ -14,9 +14,11 @@ from tests.helpers import refused
 
 import fedfill
 from fedfill.data import sources
+from fedfill.data.cells import told_cell, without_rows
 from fedfill.data.columns import Columns
 from fedfill.data.dataset import TEST_SHARE
 from fedfill.data.division import federate
+from fedfill.data.schema import read_schema
 from fedfill.data.sources import load
 from fedfill.data.stratified import hold_out
 from fedfill.deployment.host_data import Task, load_host
@@ -123,7 +125,7 @@ def test_parquet_and_csv_say_the_same(folder: Path) -> None:
         ("day,label", ["2020-01-01,a", "2020-01-02,b"], ["'day'", "type date32"]),
         ("age,age,label", ["1,1,a", "2,2,b"], ["two columns of one name"]),
         ("age,label", [], ["no samples"]),
-        ("age,label", ["1,a", "2"], ["can't be read as a table"]),
+        ("age,label", ["1,a", "2"], ["can't be read as a table", "row 3,", "1 cell,", "header 2;", "allowed: "]),
         ("name,label", [f"n{k},a" for k in range(1001)], ["'name'", "1,001", "1,000"]),
         ("age,label", ["1,a", "2,b"], ["no test set", "2 samples"]),
     ],
@@ -134,6 +136,60 @@ def test_bad_tables(tmp_path: Path, header: str, lines: list[str], facts: list[s
         load("t", tmp_path)
     says(caught, *facts)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("rows", [3, 200_000])  # the latter are more than Arrow reads at once
+def test_a_torn_row_is_numbered_and_not_told(tmp_path: Path, rows: int) -> None:
+    write(tmp_path / "t" / "train.csv", [*["1,a"] * rows, "Hans Castorp,1907,phthisis", "2,b"], "age,label")
+    with refused("data", f"row {rows + 2:,},", "3 cells", "header 2", "allowed: ") as caught:
+        load("t", tmp_path)
+    assert not any(word in str(caught.value) for word in ("Hans", "1907", "phthisis"))
+    assert caught.value.__suppress_context__  # or Python would show what Arrow said
+
+
+@pytest.mark.parametrize(
+    ("cell", "told"),
+    [
+        (None, "nothing"),
+        ("", "nothing"),
+        (7.0, "'7'"),
+        ("x" * 60, f"'{'x' * 60}'"),
+        ("x" * 61, f"'{'x' * 60}...'"),
+        ("Hans\nClawdia,secret", "'Hans...'"),
+    ],
+)
+def test_a_cell_is_told_up_to_its_first_line(cell: object, told: str) -> None:
+    assert told_cell(cell) == told
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        (
+            "CSV parse error: Row #1200: Expected 3 columns, got 1: Hans",
+            "row 1,200, the header being the first, has 1 cell, ",
+        ),
+        ("CSV parse error: Expected 3 columns, got 4: a,b,c,d", "a row has 4 cells, and the header 3; allowed: "),
+        ("Empty CSV file", "Empty CSV file"),
+        ("Could not convert 'it's' with type str: tried to convert to int64", None),
+        (f"invalid value '{'y' * 99}'", f"invalid value '{'y' * 60}...'"),
+        (f"invalid value '{'y' * 99}\nz'", f"invalid value '{'y' * 60}...'"),
+    ],
+)
+def test_what_arrow_says_without_rows(said: str, told: str | None) -> None:
+    assert without_rows(pa.ArrowInvalid(said)).startswith(said if told is None else told)
+    assert not without_rows(pa.ArrowInvalid(said)).endswith(("Hans", "a,b,c,d", "y" * 61))
+
+
+def test_a_cell_that_took_the_next_rows_with_it_is_cut(tmp_path: Path) -> None:
+    write(tmp_path / "t" / "train.csv", ["1,a", '"Hans', "Clawdia,secret", '2",b'], "age,label")
+    agreed = tmp_path / "schema.toml"
+    agreed.write_text(
+        '[target]\ncolumn = "label"\nvalues = ["a", "b"]\n[columns.age]\nkind = "integer"\nlow = 0\nhigh = 9\n'
+    )
+    with refused("data", "'age'", "'Hans...'", "row 2") as caught:
+        load("t", tmp_path, schema=read_schema(agreed))
+    assert "Clawdia" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -11,13 +11,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedfill.errors import FedfillError
+from fedfill.errors import FedfillError, first_line
 
 LABEL = "label"
 DOMAIN_COLUMN = "domain"
 
 LARGEST = 1e100
 """The largest size of a number: the squares of larger ones have no place in a float."""
+
+SHORT = 60
+"""Letters that are told of a cell at the most: a quotation mark that is left open takes the rest of a row into one."""
+
+_TORN = re.compile(r"CSV parse error: (?:Row #(\d+): )?Expected (\d+) columns, got (\d+): ", re.DOTALL)
+"""What Arrow says of a row with too many cells or too few, before the whole of it."""
 
 _NUMBER = re.compile(r"([+-])?([0-9]+)(?:\.([0-9]*))?")
 """A number as tables write one that is a code or a class."""
@@ -104,6 +110,43 @@ def _check_whole(empty: int, name: str, file: Path) -> None:
         raise FedfillError(
             f"data: column '{name}' of '{file}' has {empty:,} empty cell{'s' if empty > 1 else ''}; fill them or leave their rows out"
         )
+
+
+def told_cell(cell: Any) -> str:
+    """A cell in an error, or its beginning: an error may be read by whom the rest of the row is none of their business."""
+    if empty_cell(cell):
+        return "nothing"
+    return f"'{_cut(as_word(cell))}'"
+
+
+def without_rows(error: Exception) -> str:
+    """What Arrow says of a table that it can't read, without the content of a row.
+
+    Args:
+        error: Arrow's, or the operating system's.
+
+    Returns:
+        A part of a sentence: of a torn row its number, where Arrow tells it, and how many cells it has; of anything else the first
+        line, with a value in it cut.
+    """
+    if torn := _TORN.match(str(error)):
+        number, columns, cells = torn.groups()
+        row = "a row" if number is None else f"row {int(number):,}, the header being the first,"
+        return (
+            f"{row} has {int(cells):,} cell{'s' if int(cells) != 1 else ''}, and the header {int(columns):,}; allowed: as many as the "
+            "header, and a cell with a comma in it in quotation marks"
+        )
+    text = first_line(error)
+    head, quoted, rest = text.partition("'")
+    if isinstance(error, OSError) or not quoted:
+        return text
+    value, closed, tail = rest.rpartition("'")  # a value may hold such marks, and the line may end within it
+    return f"{head}'{_cut(value if closed else rest)}'{tail if closed else ''}"
+
+
+def _cut(text: str) -> str:
+    line, *more = text.splitlines() or [""]
+    return line if len(line) <= SHORT and not more else f"{line[:SHORT]}..."
 
 
 def empty_cell(cell: Any) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from fedfill.data.cells import DOMAIN_COLUMN, LABEL, is_number
+from fedfill.data.cells import DOMAIN_COLUMN, LABEL, is_number, without_rows
 from fedfill.data.columns import Columns
 from fedfill.data.dataset import Part, Source, join, label_array, refuse_fraction, source_of, together, too_few
 from fedfill.data.schema import Schema
@@ -42,7 +42,7 @@ def as_arrow(data: Any, where: str) -> Any:
             return pa.Table.from_pandas(data, preserve_index=False)
         return _with_strings(pa.table(data))
     except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
-        raise FedfillError(f"{where}: the rows can't be read as a table: {first_line(error)}") from error
+        raise FedfillError(f"{where}: the rows can't be read as a table: {without_rows(error)}") from error
 
 
 def _with_strings(table: Any) -> Any:
@@ -260,7 +260,7 @@ def _joined(tables: Sequence[Any], wheres: Sequence[str], domains: bool) -> Any:
     try:
         return pa.concat_tables(plain, promote_options="permissive")
     except pa.ArrowException as error:
-        raise FedfillError(f"data: the tables' columns are of different kinds: {first_line(error)}") from error
+        raise FedfillError(f"data: the tables' columns are of different kinds: {without_rows(error)}") from error
 
 
 def _plain(table: Any) -> Any:

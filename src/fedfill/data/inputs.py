@@ -13,6 +13,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from fedfill.data.cells import without_rows
 from fedfill.data.columns import Columns
 from fedfill.data.folders import IMAGE_SUFFIXES
 from fedfill.data.frames import as_arrow, is_frame
@@ -363,7 +364,7 @@ class Reader:
                     "dict of columns, or a list of dicts"
                 )
         except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
-            raise FedfillError(f"data: the rows can't be read as a table: {first_line(error)}") from error
+            raise FedfillError(f"data: the rows can't be read as a table: {without_rows(error)}") from error
         if not len(table):
             raise FedfillError("data: found a table without rows; allowed: one row or more")
         inputs, notes = rows_of(table, columns, Path("table"))

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from fedfill.data.cells import days_of, empty_cell, finite_number, positions
+from fedfill.data.cells import days_of, empty_cell, finite_number, positions, told_cell
 from fedfill.errors import FedfillError
 
 OTHER, MISSING = "other", "missing"
@@ -182,7 +182,7 @@ class Column(BaseModel):
             if value is None:
                 needed = "a date such as 2020-01-31" if self.kind == "date" else "a number"
                 raise FedfillError(
-                    f"{where}: column '{name}' holds '{cell}' in row {k + 1:,}, but {needed} is needed there"
+                    f"{where}: column '{name}' holds {told_cell(cell)} in row {k + 1:,}, but {needed} is needed there"
                 )
             found[k] = value
         return np.round(found) if self.whole else found

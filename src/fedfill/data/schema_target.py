@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor
 
-from fedfill.data.cells import as_word, empty_cell, finite_number, positions
+from fedfill.data.cells import as_word, empty_cell, finite_number, positions, told_cell
 from fedfill.data.schema_columns import MOST_CELLS, ROUNDING, Codes, Column
 from fedfill.data.survival import cell_names, cells, drawn
 from fedfill.errors import FedfillError
@@ -68,7 +68,7 @@ class Target(BaseModel):
             value = None if empty_cell(cell) else finite_number(cell)
             if value is None or not low <= value <= high:
                 raise FedfillError(
-                    f"{where}: column '{self.column}' holds {_told_cell(cell)} in row {k + 1:,}; allowed by the schema: numbers from {low:g} "
+                    f"{where}: column '{self.column}' holds {told_cell(cell)} in row {k + 1:,}; allowed by the schema: numbers from {low:g} "
                     f"to {high:g}"
                 )
             found[k] = value
@@ -146,7 +146,7 @@ class Target(BaseModel):
         if -1 in places:
             row = places.index(-1)
             raise FedfillError(
-                f"{where}: column '{self.column}' holds {_told_cell(rows[self.column][row])} in row {row + 1:,}; allowed by the schema: "
+                f"{where}: column '{self.column}' holds {told_cell(rows[self.column][row])} in row {row + 1:,}; allowed by the schema: "
                 f"{', '.join(self.values)}"
             )
         return np.array(places, dtype=np.int64)
@@ -208,7 +208,7 @@ class Target(BaseModel):
         for k, (time, cell) in enumerate(zip(times, found, strict=True)):
             if time is None or time < 0:
                 raise FedfillError(
-                    f"{where}: column '{self.column}' holds {_told_cell(cell)} in row {k + 1:,}; allowed: a time of 0 or more"
+                    f"{where}: column '{self.column}' holds {told_cell(cell)} in row {k + 1:,}; allowed: a time of 0 or more"
                 )
         return np.array(times, dtype=np.float64)
 
@@ -216,10 +216,6 @@ class Target(BaseModel):
         for k, cell in enumerate(found):
             if as_word(cell).lower() not in _EVENT:
                 raise FedfillError(
-                    f"{where}: column '{self.event}' holds {_told_cell(cell)} in row {k + 1:,}; allowed: 1 for an event and 0 for none"
+                    f"{where}: column '{self.event}' holds {told_cell(cell)} in row {k + 1:,}; allowed: 1 for an event and 0 for none"
                 )
         return np.array([_EVENT[as_word(cell).lower()] for cell in found])
-
-
-def _told_cell(cell: Any) -> str:
-    return "nothing" if empty_cell(cell) else f"'{as_word(cell)}'"

@@ -17,14 +17,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedfill.data.cells import DOMAIN_COLUMN, LABEL, cell_words, is_index, is_number, is_text
+from fedfill.data.cells import DOMAIN_COLUMN, LABEL, cell_words, is_index, is_number, is_text, told_cell, without_rows
 from fedfill.data.columns import Columns
 from fedfill.data.dataset import Part, Source, check_labels, in_order, numbered
 from fedfill.data.parquet import IMAGE_COLUMNS
 from fedfill.data.samples import Samples
 from fedfill.data.schema import Schema
 from fedfill.data.strays import strays, told
-from fedfill.errors import FedfillError, did_you_mean, first_line
+from fedfill.errors import FedfillError, did_you_mean
 from fedfill.files import check_regular
 
 MOST_WORDS = 1000
@@ -256,7 +256,7 @@ def rows_of(table: Any, columns: Columns, file: Path) -> tuple[Tensor, list[str]
         if len(strange := found[~np.isin(found, known)]):
             notes.append(
                 f"Column '{name}' of {file}: {len(strange):,} row{'s have words' if len(strange) > 1 else ' has a word'} that "
-                f"the training table lacks, such as '{strange[0]}', and that the model does not know."
+                f"the training table lacks, such as {told_cell(strange[0])}, and that the model does not know."
             )
     return columns.inputs(columns.values(table, file), f"data: '{file}'"), notes
 
@@ -284,8 +284,7 @@ def read_table(file: Path, texts: Iterable[str] = ()) -> Any:
     try:
         check_regular(file)
         if file.suffix.lower() == ".csv":
-            options = pa.csv.ConvertOptions(column_types=dict.fromkeys(texts, pa.string()))
-            table = pa.csv.read_csv(file, convert_options=options)
+            table = _read_csv(file, pa.csv.ConvertOptions(column_types=dict.fromkeys(texts, pa.string())))
         else:
             table = pq.read_table(file)
         _ = table.column_names  # which decodes them
@@ -293,8 +292,21 @@ def read_table(file: Path, texts: Iterable[str] = ()) -> Any:
         raise FedfillError(f"data: the names of the columns of '{file}' are not in UTF-8; save it so") from error
     except (pa.ArrowException, OSError, UnicodeEncodeError) as error:  # the last of a path that is not in UTF-8
         hint = "; save it in UTF-8" if "UTF8" in str(error) else ""
-        raise FedfillError(f"data: '{file}' can't be read as a table: {first_line(error)}{hint}") from error
+        raise FedfillError(
+            f"data: '{file}' can't be read as a table: {without_rows(error)}{hint}"
+        ) from None  # Arrow has the row
     return sound(table, file)
+
+
+def _read_csv(file: Path, options: Any) -> Any:
+    import pyarrow as pa
+    import pyarrow.csv
+
+    try:
+        return pa.csv.read_csv(file, convert_options=options)
+    except pa.ArrowInvalid:
+        # once more in one thread, in which Arrow counts rows and so says where it is
+        return pa.csv.read_csv(file, pa.csv.ReadOptions(use_threads=False), convert_options=options)
 
 
 def sound(table: Any, file: Path) -> Any:
