@@ -245,13 +245,21 @@ def test_nothing_in_the_inputs_depends_on_other_records(tmp_path: Path) -> None:
         ('site = "hospital"', 'site = "sex"', ["sex", "twice"]),
         ('site = "hospital"', "site = ", ["TOML"]),
         ("[target]", "[goal]", ["goal", "target"]),
+        ("low = 18", 'low = "x"', ["columns.age.low: found 'x'; allowed: a number or a date such as 2020-01-31, in '"]),
+        ('values = ["no", "yes"]', 'values = ["no", 3]', ["target.values.1: found 3;"]),
+        ('values = ["f", "m"]', 'values = [true, "m"]', ["columns.sex.values.0: found True;"]),
     ],
 )  # fmt: skip
 def test_a_schema_that_is_not_sound_is_a_sentence(old: str, new: str, facts: list[str], tmp_path: Path) -> None:
     (tmp_path / "schema.toml").write_text(TOML.replace(old, new, 1))
-    with refused("schema", *facts) as caught:
+    with refused("schema_file", *facts) as caught:
         read_schema(tmp_path / "schema.toml")
     assert "\n" not in str(caught.value)
+
+
+def test_a_schema_that_is_no_table_at_all_is_a_sentence() -> None:
+    with refused("schema", "all of it", "'the card'"):
+        from_document([1], "the card")  # type: ignore[arg-type]  # a file that was edited
 
 
 @pytest.mark.parametrize(
@@ -287,7 +295,7 @@ def test_where_no_schema_belongs(tmp_path: Path) -> None:
     with refused("schema_file", "no table"):
         images = np.zeros((4, 8, 8), dtype=np.uint8), np.arange(4) % 2
         fedfill.run("fedavg", data=images, schema_file=tmp_path / "schema.toml", out=tmp_path / "run")
-    with refused("schema", "no.toml", "can't be read"):
+    with refused("schema_file", "no.toml", "can't be read"):
         fedfill.run("fedavg", data=people(), schema_file=tmp_path / "no.toml", out=tmp_path / "run")
     with refused("data", "a table"):
         fedfill.run(

@@ -196,6 +196,7 @@ def without(key: bytes) -> Callable[[Any], Any]:
         (without(b"schema"), ("'schema'", "metadata")),
         (lambda rows: rows.drop_columns(["sex"]), ("'sex'",)),
         (lambda rows: rows.replace_schema_metadata({**rows.schema.metadata, b"fedfill": b"{}"}), ("header",)),
+        (lambda rows: rows.replace_schema_metadata({**rows.schema.metadata, b"schema": b"[x"}), ("measure: ", "TOML")),
         (lambda rows: rows.slice(0, 0), ("no samples",)),
     ],
 )

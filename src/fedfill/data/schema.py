@@ -8,7 +8,7 @@ for each column, which is what counts over records are made of.
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -309,21 +309,22 @@ def read_schema(path: Path | str) -> Schema:
     Raises:
         FedfillError: Where it can't be read, or is not sound.
     """
+    setting = "schema_file"
     try:
         text = read_regular(Path(path), LARGEST).decode()
     except (OSError, UnicodeDecodeError) as error:
         why = (error.strerror if isinstance(error, OSError) else None) or first_line(error)
-        raise FedfillError(f"schema: '{path}' can't be read: {why}") from error
-    return from_toml(text, str(path))
+        raise FedfillError(f"{setting}: '{path}' can't be read: {why}") from error
+    return from_toml(text, str(path), setting)
 
 
-def from_toml(text: str, where: str) -> Schema:
-    """The schema of a text in TOML; `where` it came from is told in errors."""
+def from_toml(text: str, where: str, setting: str = "schema") -> Schema:
+    """The schema of a text in TOML; `where` it came from is told in errors, which begin with the setting."""
     try:
         document = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise FedfillError(f"schema: '{where}' is no TOML: {first_line(error)}") from error
-    return from_document(document, where)
+        raise FedfillError(f"{setting}: '{where}' is no TOML: {first_line(error)}") from error
+    return from_document(document, where, setting)
 
 
 def agreed(schema: Schema | None) -> Schema:
@@ -332,27 +333,38 @@ def agreed(schema: Schema | None) -> Schema:
     return schema
 
 
-def from_document(document: Mapping[str, Any], where: str) -> Schema:
-    """The schema of plain values; `where` they came from is told in errors."""
+def from_document(document: Mapping[str, Any], where: str, setting: str = "schema") -> Schema:
+    """The schema of plain values; `where` they came from is told in errors, which begin with the setting."""
     try:
         file = SchemaFile.model_validate(document)
     except ValidationError as error:
         # an unknown name is why another is missing
-        first = min(error.errors(), key=lambda one: one["type"] != "extra_forbidden")
-        raise FedfillError(f"schema: {_told(first)} in '{where}'") from error
+        found = sorted(error.errors(), key=lambda one: one["type"] != "extra_forbidden")
+        raise FedfillError(f"{setting}: {_told(found)} in '{where}'") from error
     others = [*file.target.columns, *([] if file.site is None else [file.site])]
     if twice := [name for name in (*file.columns, *others) if [*file.columns, *others].count(name) > 1]:
-        raise FedfillError(f"schema: '{where}' uses the column '{twice[0]}' twice")
+        raise FedfillError(f"{setting}: '{where}' uses the column '{twice[0]}' twice")
     return Schema(file.columns, file.target, file.site)
 
 
-def _told(error: Mapping[str, Any]) -> str:
-    """What is wrong, and where."""
-    place, what = ".".join(map(str, error["loc"])), str(error["msg"]).removeprefix("Value error, ")
+_EITHER = {"float": "a number", "date": "a date such as 2020-01-31"}
+"""What pydantic calls the kinds of a value that may be of several, each of which has an error of its own."""
+
+
+def _told(errors: Sequence[Mapping[str, Any]]) -> str:
+    """What is wrong first, and where."""
+    error = errors[0]
+    depth = 3 if error["loc"][:1] == ("columns",) else 2
+    inner = error["loc"][depth:]  # places in a list, or a kind, which is no name in the file
+    place = ".".join(map(str, [*error["loc"][:depth], *(part for part in inner if isinstance(part, int))]))
+    what = str(error["msg"]).removeprefix("Value error, ")
     if error["type"] == "extra_forbidden":
-        kinds: dict[int, type[BaseModel]] = {1: SchemaFile, 2: Target, 3: Column}
-        known = kinds[len(error["loc"])].model_fields if len(error["loc"]) in kinds else {}
+        kinds_of: dict[int, type[BaseModel]] = {1: SchemaFile, 2: Target, 3: Column}
+        known = kinds_of[len(error["loc"])].model_fields
         return f"unknown name '{place}'; {did_you_mean(str(error['loc'][-1]), known)},"
+    kinds = [str(one["loc"][-1]) for one in errors if inner and one["loc"][:-1] == error["loc"][:-1]]
+    if set(kinds) == _EITHER.keys():
+        what = f"allowed: {' or '.join(_EITHER[kind] for kind in kinds)}"
     found = "" if error["type"] == "missing" or isinstance(error["input"], dict) else f"found {shown(error['input'])}; "
     return f"{place or 'all of it'}: {found}{what[:1].lower()}{what[1:]},"
 

@@ -186,7 +186,7 @@ def read_table(path: Path, setting: str) -> tuple[Synthetic, Schema]:
         raise FedfillError(
             f"{where} doesn't say how its rows were made (no '{missing[0]}' in its metadata); allowed: {ALLOWED}"
         )
-    origin, agreed = _origin(told[KEY], where), from_toml(told[SCHEMA_KEY], str(path))
+    origin, agreed = _origin(told[KEY], where), from_toml(told[SCHEMA_KEY], str(path), setting)
     part = tables.part_by(
         agreed, tables.read_table(path, agreed.words), where, sited=False
     )  # its rows come from nowhere
