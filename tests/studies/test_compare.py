@@ -17,7 +17,7 @@ from scipy import stats
 from tests.helpers import refused
 
 import fedfill
-from fedfill.cli.terminal import print_comparison
+from fedfill.cli.compared import print_comparison
 from fedfill.engines.local import LocalEngine
 from fedfill.errors import DivergedError, FedfillError
 from fedfill.experiment.prepare import Prepared, arrange

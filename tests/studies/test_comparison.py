@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from tests.helpers import refused
 
-from fedfill.cli.terminal import print_comparison
+from fedfill.cli.compared import left_out, print_comparison
 from fedfill.experiment.summary import Result
-from fedfill.experiment.verdicts import LEFT_BEHIND, NOT_CONVERGED, OWN_SPLIT
+from fedfill.experiment.verdicts import LEFT_BEHIND, NOT_CONVERGED, OWN_SPLIT, of_run
 from fedfill.runs.directory import to_json
 from fedfill.runs.progress import Clock, duration
 from fedfill.studies.comparison import Comparison, Row, Sweep, read_comparison
@@ -114,7 +114,7 @@ def test_the_table_by_hand(two: Comparison) -> None:
 def test_the_terminal_has_the_columns_of_the_files(
     two: Comparison, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fedfill.cli.terminal._print_fairness", lambda found: None)
+    monkeypatch.setattr("fedfill.cli.compared._print_fairness", lambda found: None)
     monkeypatch.setattr("fedfill.experiment.verdicts.of_run", lambda *run: ())
     for row in two.rows:
         for one in row.finished:
@@ -127,6 +127,69 @@ def test_the_terminal_has_the_columns_of_the_files(
     # and names every file that is there
     for path in two.directory.iterdir():
         assert path.is_dir() or path.name in shown
+
+
+@pytest.mark.parametrize(("target", "score", "more"), [("number", "R²", {}), ("survival", "C-index", {"c_index": 0.5})])
+def test_of_what_has_no_classes_none_are_told(
+    target: str, score: str, more: dict[str, float], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shared = {
+        "target": target, "largest_class": None, "accuracy_by_class": [0.5], "class_variance": 0.0, "client_variance": 0.0,
+        "worst_tenth_accuracy": 0.5, "notes": [], "privacy": {"statement": "None."}, **more,
+    }  # fmt: skip
+    base, own = (
+        Row(label, tuple(result(tmp_path, label, seed, 0.5, personal=label == "ditto", **shared) for seed in (0, 1)))
+        for label in ("fedavg", "ditto")
+    )
+    found = Comparison((base, own), (0, 1), tmp_path, base)
+    sentences = [verdict.sentence for verdict in of_comparison(found)]
+    print_comparison(found)
+    shown = capsys.readouterr().out.split("Run directories")[0]
+    assert not [word for word in ("class", "accura") if word in shown]
+    assert f"{score} of clients on their own test splits" in " ".join(shown.split())
+    assert any(sentence.startswith(f"with the {score} of fedavg on every seed: ditto;") for sentence in sentences)
+    assert any(f"'{score}' is on everyone's test set" in sentence for sentence in sentences)
+    (alone,) = (one.sentence for one in of_run(own.results[0].summary, own.results[0].rounds) if one.kind == OWN_SPLIT)
+    assert f"the mean {score} on each client's own test split and 0.500 the mean on everyone's" in alone
+
+
+def test_names_are_whole_at_80_columns(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedfill.cli.compared.out.width", 80)
+    shared = {
+        "auc": 0.5, "balanced_accuracy": 0.5, "largest_class": 0.9, "selected_accuracy": 0.5, "notes": [], "privacy": {"statement": "None."},
+        "client_variance": 1.0, "class_variance": 1.0, "worst_tenth_accuracy": 0.5,
+    }  # fmt: skip
+    labels = ("central", "clusteredsampling", "fedprox:mu=0.001,proximal=true")
+    found = [
+        Row(label, tuple(result(tmp_path, f"{k}", seed, 0.5 + seed / 10, **shared) for seed in (0, 1)))
+        for k, label in enumerate(labels)
+    ]
+    print_comparison(Comparison(tuple(found), (0, 1), tmp_path, found[0]))
+    shown = capsys.readouterr().out
+    tables = [part.splitlines() for part in shown.split("fairness")[:2]]
+    for part in tables:
+        assert max(map(len, part[:10])) <= 80
+        below = next(k for k, line in enumerate(part) if "───" in line) + 1
+        names = ["central", "clusteredsampling", "fedprox", "mu=0.001", "proximal=true"]
+        assert [line.split()[0] for line in part[below : below + 5]] == names
+    (table, _), header = tables, next(line.split() for line in tables[0] if "algorithm" in line)
+    assert header[:2] == ["algorithm", "accuracy"]
+    assert not {"sec.", "traffic"} & set(header)
+    told = " ".join(" ".join(table).split())
+    assert "traffic: " not in told, "what is not there needs no words"
+    assert "for want of room without sec., traffic" in told
+
+
+@pytest.mark.parametrize(
+    ("width", "left"),
+    # names 9, figures 5, 8 and 4, and a blank at each side and between
+    [(31, []), (30, ["sec."]), (26, ["sec."]), (25, ["sec.", "traffic"]), (1, ["sec.", "traffic"])],
+)
+def test_what_is_least_is_left_out_first(width: int, left: list[str]) -> None:
+    rows = [("a,b", "50.00", "700.8 kB", "13.5")]
+    assert left_out(("algorithm", "R²", "traffic", "sec."), rows, width) == left
 
 
 def test_all_pairs_by_hand(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import typer
 
 import fedfill
 from fedfill.cli import terminal
+from fedfill.cli.compared import print_comparison
 from fedfill.cli.options import FIELDS, Options, Out, Track, takes
 from fedfill.cli.slips import check_algorithms, completer
 from fedfill.errors import FedfillError, checked
@@ -120,7 +121,7 @@ def compare(
             quiet=True,
             **options,
         )
-    terminal.print_comparison(comparison)
+    print_comparison(comparison)
 
 
 @takes({"data_dir", "device", "workers"})

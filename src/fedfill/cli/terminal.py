@@ -1,4 +1,4 @@
-"""What a terminal shows: tables of results, comparisons, measures and partitions."""
+"""What a terminal shows: tables of results, measures and partitions, and the sentences below them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from fedfill.runs.shown import headline_of, percent, size
 if TYPE_CHECKING:
     from fedfill.data.federation import Federation
     from fedfill.experiment.summary import Result
-    from fedfill.studies.comparison import Comparison
     from fedfill.studies.measure import Measures
     from fedfill.studies.synthesise import Synthesised
 
@@ -97,62 +96,10 @@ def print_result(result: Result) -> None:
         paragraph(f"Rounds 1 to {result.resumed_after} had been done before; the run went on from there.")
     for note in summary["notes"]:
         paragraph(note)
-    _print_verdicts([verdict["sentence"] for verdict in summary.get("verdicts", ())])
+    print_verdicts([verdict["sentence"] for verdict in summary.get("verdicts", ())])
     out.print("\n[bold]Privacy[/bold]", markup=True)
     paragraph(summary["privacy"]["statement"])
     tell(f"\nRun directory: {result.directory}")
-
-
-def print_comparison(comparison: Comparison) -> None:
-    """A row for each algorithm, with means over seeds and differences to the baseline; below what has to be known of it."""
-    from fedfill.studies.comparison_table import table_of
-    from fedfill.studies.sweep import sentence
-    from fedfill.studies.verdicts import of_comparison
-
-    results = [result for row in comparison.rows for result in row.finished]
-    first, shown = comparison.first, table_of(comparison)
-    table = Table(
-        title=shown.title,
-        title_justify="left",
-        caption="; ".join((*shown.meanings, *shown.budgets)),
-        caption_justify="left",
-        box=box.SIMPLE_HEAD,
-        padding=0,
-        collapse_padding=True,
-    )
-    table.add_column(shown.header[0], overflow="fold")
-    for column in shown.header[1:]:
-        table.add_column(column, justify="right", no_wrap=True)
-    for label, *cells in shown.rows:
-        table.add_row(label.replace(":", "\n ").replace(",", "\n "), *cells)
-    out.print(table)
-    out.print()
-    _print_fairness(comparison)
-    for row in comparison.rows:
-        if row.sweep is not None:
-            paragraph(f"{sentence(row.sweep)}.")
-    if left_out := [row.label for row in comparison.rows if None in row.results]:
-        paragraph(f"Not in the pictures, since a run diverged: {', '.join(left_out)}.")
-    read = sum(result.was_finished for result in results)
-    if read:
-        paragraph(f"{read} of {len(results)} runs were finished before: they were read, and not run again.")
-    for note in first["notes"]:
-        paragraph(note)
-    _print_verdicts([verdict.sentence for verdict in of_comparison(comparison)])
-    out.print(
-        "\n[bold]Privacy[/bold] (what is protected, from whom, and what is not: each run's summary.json)", markup=True
-    )
-    for row in comparison.rows:
-        # the last sentence is the sum of the account; seeds may differ in it
-        totals = dict.fromkeys(result.summary["privacy"]["statement"].rsplit(". ", 1)[-1] for result in row.finished)
-        if totals:
-            paragraph(f"{row.label}: {' '.join(totals)}")
-    folder = comparison.directory
-    tell(f"\nRun directories: {folder}/<algorithm>-seed<seed>")
-    tell(f"Tables: {folder}/table.md, table.tex, table.csv; all pairs: pairs.csv")
-    tell(f"Each run and round: {folder}/comparison.csv, curves.csv; for 'fedfill report': comparison.json")
-    if any(None not in row.results for row in comparison.rows):
-        tell(f"Pictures: {folder}/accuracy.png, accuracy.svg, accuracy.pdf, final.png, final.svg")
 
 
 def print_measures(measures: Measures) -> None:
@@ -322,29 +269,6 @@ def print_synthesised(made: Synthesised) -> None:
     tell(f"\nWritten: {made.path}" + (f", {made.picture}" if made.picture is not None else ""))
 
 
-def _print_fairness(comparison: Comparison) -> None:
-    """Spread over clients and classes, where clients have test splits of their own."""
-    if all(row.figure("mean_client_accuracy")[0] is None for row in comparison.rows):
-        return
-    table = Table(
-        title="fairness", title_justify="left", caption_justify="left", box=box.SIMPLE_HEAD, padding=0, collapse_padding=True,
-        caption="clients on their own test splits: the worst and the mean of the worst tenth in percent; variances are means over seeds, in percent²; "
-        "class var.: variance over classes of the test set",
-    )  # fmt: skip
-    table.add_column("algorithm", overflow="fold")
-    for column in ("worst client", "worst tenth", "variance", "class var."):
-        table.add_column(column, justify="right", no_wrap=True)
-    for row in comparison.rows:
-        table.add_row(
-            row.label.replace(":", "\n ").replace(",", "\n "),
-            percent(*row.figure("worst_client_accuracy")),
-            percent(row.figure("worst_tenth_accuracy")[0], None),
-            *(_variance(row.figure(name)[0]) for name in ("client_variance", "class_variance")),
-        )
-    out.print(table)
-    out.print()
-
-
 def print_federation(federation: Federation, title: str) -> None:
     """Who holds what: a row for each client, as far as there is room."""
     from fedfill.data.federation import class_table
@@ -373,7 +297,7 @@ def print_federation(federation: Federation, title: str) -> None:
         paragraph(note)
 
 
-def _print_verdicts(sentences: Iterable[str]) -> None:
+def print_verdicts(sentences: Iterable[str]) -> None:
     """What to know before a figure is quoted."""
     sentences = list(sentences)
     if sentences:
@@ -390,10 +314,6 @@ def tell(text: str) -> None:
 def paragraph(text: str) -> None:
     """Prose, broken between words at a width that reads well."""
     out.print(text, width=min(out.width, READABLE))
-
-
-def _variance(mean: float | None) -> str:
-    return "-" if mean is None else f"{mean:.1f}"
 
 
 def _share(value: float) -> str:

@@ -196,11 +196,13 @@ def of_run(summary: Mapping[str, Any], records: Sequence[Mapping[str, Any]]) -> 
             )
         )
     if personal and (own := summary["mean_client_accuracy"]) is not None:
+        score = headline_of(summary)[0]
+        what, alone = ("", ", which holds its own classes alone,") if score == "accuracy" else (f" {score}", "")
         found.append(
             Verdict(
                 OWN_SPLIT,
-                f"clients have models of their own: {own:.3f} is the mean on each client's own test split, which holds its own "
-                f"classes alone, and {summary['accuracy']:.3f} the mean on everyone's test set; compare methods by one of the two, "
+                f"clients have models of their own: {own:.3f} is the mean{what} on each client's own test split{alone} and "
+                f"{summary['accuracy']:.3f} the mean on everyone's test set; compare methods by one of the two, "
                 "the one on which the model will be used",
             )
         )

@@ -107,7 +107,7 @@ def _meanings(comparison: Comparison, columns: Sequence[str], versus: str) -> li
     differences = [comparison.difference(row, comparison.headline[1]) for row in comparison.rows]
     if n > 1 and any(found is not None and found.half_width is None for found in differences):
         said.append(f"a difference without ± is the same on all {n} seeds, from which no interval follows")
-    return [*said, "traffic: sent up and down in a run; sec.: of a run"]
+    return [*said, "traffic: sent up and down in a run", "sec.: of a run"]
 
 
 def _budgets(rows: Sequence[Row]) -> list[str]:

@@ -34,10 +34,12 @@ def of_comparison(comparison: Comparison) -> tuple[Verdict, ...]:
             )
         )
     if several and (alike := _alike(comparison, whole)):
+        name, base = comparison.headline[0], comparison.baseline.label
+        same = f"as accurate as {base}" if name == "accuracy" else f"with the {name} of {base}"
         found.append(
             Verdict(
                 WITHIN_NOISE,
-                f"as accurate as {comparison.baseline.label} on every seed: {alike}; they do the same here, or the test set is too small to "
+                f"{same} on every seed: {alike}; they do the same here, or the test set is too small to "
                 "tell them apart",
             )
         )
@@ -90,7 +92,7 @@ def _within_noise(comparison: Comparison, whole: Sequence[Row]) -> str:
 
 
 def _alike(comparison: Comparison, whole: Sequence[Row]) -> str:
-    """Rows with the baseline's accuracy on every seed."""
+    """Rows with the baseline's figure on every seed."""
     base, figure = comparison.baseline, comparison.headline[1]
     same = (row for row in whole if row is not base and row.values(figure) == base.values(figure))
     return ", ".join(row.label for row in same if None not in row.values(figure))
@@ -128,12 +130,13 @@ def _of_runs(comparison: Comparison) -> list[Verdict]:
             )
         )
     if personal:
+        score = comparison.headline[0]
+        alone = ", which holds its own classes alone" if score == "accuracy" else ""
         found.append(
             Verdict(
                 OWN_SPLIT,
-                f"{', '.join(personal)}: each client has a model of its own. 'own split' is the mean on each client's own test split, "
-                "which holds its own classes alone; 'accuracy' is on everyone's test set. Compare all rows by one of the two, the one "
-                "on which the model will be used",
+                f"{', '.join(personal)}: each client has a model of its own. 'own split' is the mean on each client's own test split{alone}; "
+                f"'{score}' is on everyone's test set. Compare all rows by one of the two, the one on which the model will be used",
             )
         )
     return found
