@@ -58,8 +58,9 @@ def test_nothing_is_held_out_on_demand(split: dict[str, Any], tmp_path: Path) ->
     assert found["se"].to_numpy() == pytest.approx(known.surv_prob_se[at], abs=1e-9)
     assert found["at_risk"].tolist() == known.n_risk[at].tolist()
     assert result.summary["test_fraction"] == 0
-    assert any("samples that it was fitted to" in note for note in result.summary["notes"])
+    assert any("none was held out (test_fraction 0)" in note for note in result.summary["notes"])
     assert result.summary["verdicts"] == [], "nothing is judged"
+    assert not [note for note in result.summary["notes"] if "judged" in note or "fitted to" in note]
     assert fedfill.resume(tmp_path / "run", data=rows).was_finished
 
 

@@ -128,7 +128,7 @@ def test_only_what_brings_no_test_set_is_held_out() -> None:
     assert [len(client.train) for client in found.clients] == [40, 20, 60]
     assert found.notes[0].startswith(OWN)
     assert "air" in found.notes[0]
-    assert "fitted" in found.notes[0]
+    assert "the training samples themselves" in found.notes[0]
     given = [DATA, PAIR]
     assert rows(divided(given, clients=None, test_fraction=0)) == (800, 440)
 

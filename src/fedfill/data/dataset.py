@@ -29,8 +29,8 @@ SPLIT = (
 )
 NONE = "Test set: none came with the data, and the samples are too few to hold one out."
 FITTED = (
-    "Test set: none came with the data, and none was held out (test_fraction 0). The test set is all samples, with those "
-    "that are trained on: the model is judged on samples that it was fitted to."
+    "Test set: none came with the data, and none was held out (test_fraction 0). The test set is all samples, those of "
+    "the clients too."
 )
 
 
@@ -260,11 +260,7 @@ def join(name: str, where: str, parts: Parts, sized: bool = False, test_fraction
     note = _split_note(test_fraction) if len(without) == len(parts) else OWN
     if without and note == OWN:
         held = "fifth" if test_fraction is None else f"share of {test_fraction:g}"
-        held = (
-            "the training samples themselves, which the model is fitted to"
-            if test_fraction == 0
-            else f"a fixed stratified {held}"
-        )
+        held = "the training samples themselves" if test_fraction == 0 else f"a fixed stratified {held}"
         note += f" Of {', '.join(without)}, which came without one, {held}."
     index = (np.repeat(np.arange(len(parts)), [len(samples) for samples in half]) for half in (trains, tests))
     return Source(name, together(trains), together(tests), class_names, note, Domains(tuple(parts), *index))
