@@ -268,14 +268,68 @@ def test_half_written_files_of_a_killed_process_are_removed(run: RunDirectory) -
 def test_a_folder_of_another_version_is_called_one(tmp_path: Path) -> None:
     run = RunDirectory(tmp_path / "old")
     run.open({**EXPERIMENT, "version": "0.1.0"}, "abc")
+    run.write_checkpoint({"rounds": 1})
     run.close()
     with refused("out", "fedfill 0.1.0", f"this is {__version__}"):
         run.check("another")
 
 
-def test_what_is_not_ours_is_left_alone(run: RunDirectory, tmp_path: Path) -> None:
+def test_a_folder_in_which_nothing_was_kept_is_the_next_experiments(run: RunDirectory) -> None:
+    run.write("partition.json", b"{}")
+    (run.path / ".partition.json.x.tmp").write_text("half")
+    run.check("other")
+    assert run.digest() == "abc", "a check writes nothing"
+    run.open({**EXPERIMENT, "rounds": 7}, "other")
+    run.close()
+    assert run.read_experiment() == {**EXPERIMENT, "rounds": 7, "digest": "other"}
+
+
+@pytest.mark.parametrize(
+    "kept",
+    ["checkpoint", "samples", "model", "deployment", "deployment.toml", "rounds.jsonl", "summary.json", "curves.csv", "notes.txt"],
+)  # fmt: skip
+def test_a_folder_in_which_anything_was_kept_is_not(kept: str, run: RunDirectory) -> None:
+    place = run.path / kept
+    place.write_text("") if "." in kept else place.mkdir()
     with refused("out", run.path, "another experiment"):
         run.open(EXPERIMENT, "other")
+    assert run.digest() == "abc"
+    run.open(EXPERIMENT, "abc")
+    run.close()
+
+
+def test_a_folder_in_which_another_is_in_its_first_round_is_not(run: RunDirectory) -> None:
+    run.lock()
+    other = RunDirectory(run.path)
+    with refused("out", run.path, "another process"):
+        other.open(EXPERIMENT, "other")
+    assert run.digest() == "abc"
+    run.close()
+
+
+def test_what_was_kept_while_the_lock_was_waited_for_is_left_alone(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock = RunDirectory.lock
+
+    def late(self: RunDirectory) -> None:
+        run.write_checkpoint({"rounds": 1})
+        lock(self)
+
+    monkeypatch.setattr(RunDirectory, "lock", late)
+    with refused("out", run.path, "another experiment"):
+        RunDirectory(run.path).open(EXPERIMENT, "other")
+    monkeypatch.undo()
+    assert run.digest() == "abc"
+    run.open(EXPERIMENT, "abc")  # nobody holds the lock
+    run.close()
+
+
+def test_what_is_not_ours_is_left_alone(run: RunDirectory, tmp_path: Path) -> None:
+    run.write_checkpoint({"rounds": 1})
+    with refused("out", run.path, "another experiment"):
+        run.open(EXPERIMENT, "other")
+    assert run.digest() == "abc"
     file = tmp_path / "file"
     file.write_text("mine")
     with refused("out", f"{file} is a file"):

@@ -360,6 +360,19 @@ def test_a_run_that_diverges_does_not_end_the_others(tmp_path: Path, capsys: pyt
     assert text.count("diverged") == 3  # in the table, the sentence, and what the curves leave out
 
 
+def test_a_run_that_failed_before_anything_was_kept_leaves_its_folder_to_another(tmp_path: Path) -> None:
+    shared = {name: value for name, value in ONE.items() if name != "seeds"} | {"rounds": 1}
+    with pytest.raises(DivergedError):
+        fedfill.run("fedavg", **shared, learning_rate=1e30, out=tmp_path)
+    assert (tmp_path / "experiment.toml").exists(), "it could be resumed"
+    mended = fedfill.run("fedavg", **shared, learning_rate=0.01, out=tmp_path)
+    assert not mended.was_finished
+    assert not mended.resumed_after
+    with refused("out", tmp_path, "another experiment"):
+        fedfill.run("fedavg", **shared, learning_rate=0.02, out=tmp_path)
+    assert fedfill.resume(tmp_path).was_finished
+
+
 def test_a_row_with_one_seed_that_diverged_has_no_mean_and_no_picture(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

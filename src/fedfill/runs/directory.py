@@ -30,6 +30,8 @@ CURVES = ("curves.csv", "curves.png", "curves.svg")
 """Of a run that found survival curves."""
 _FILES = {"experiment.toml", "deployment.toml", "rounds.jsonl", "summary.json", "partition.json", ".lock", *CURVES}
 _FOLDERS = {"checkpoint", "samples", "model", "deployment"}
+_BEFORE_ANYTHING = {"experiment.toml", "partition.json", ".lock"}
+"""All that lies in the folder of a run before its first round, or step before that, is done and kept."""
 _KEY = 32
 """Bytes of a key for noise."""
 
@@ -114,19 +116,31 @@ class RunDirectory:
         self._lock = FileLock(path / ".lock", timeout=0)
 
     def open(self, experiment: Mapping[str, Any], digest: str) -> None:
-        """Make the folder this experiment's, or make sure that it is, and keep other processes out."""
+        """Make the folder this experiment's, or make sure that it is, and keep other processes out.
+
+        A folder of another experiment that ended or was stopped before anything was kept becomes this one's.
+        """
         self.check(digest)
         with writing(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
         self.lock()
+        try:
+            self._take(experiment, digest)
+        except BaseException:
+            self.close()
+            raise
+
+    def _take(self, experiment: Mapping[str, Any], digest: str) -> None:
+        """`open` behind the lock: the other experiment may have gone on until then."""
+        self.check(digest)
         with writing(self.path):
             for half_written in (*self.path.glob(".*.tmp"), *self.path.glob("*/.*.tmp")):
                 half_written.unlink(missing_ok=True)  # by a process that was killed
-        if not (self.path / "experiment.toml").exists():
+        if not (self.path / "experiment.toml").exists() or self.digest() != digest:
             self.write("experiment.toml", tomli_w.dumps({"digest": digest, **experiment}).encode())
 
     def check(self, digest: str) -> None:
-        """Make sure, and write nothing, that the folder is new, empty or this experiment's."""
+        """Make sure, and write nothing, that the folder is new, empty or this experiment's, or that another has kept nothing there."""
         with writing(self.path):
             if not self.path.exists():
                 return
@@ -136,6 +150,8 @@ class RunDirectory:
             self._check_kinds("out")
         if "experiment.toml" in names:
             held = self._read_experiment("out")
+            if all(name in _BEFORE_ANYTHING or name.endswith(".tmp") for name in names):
+                return
             if held["digest"] != digest and held["version"] != __version__:
                 raise FedfillError(
                     f"out: {self.path} holds an experiment of fedfill {held['version']}, and this is {__version__}; choose another folder or remove it"
