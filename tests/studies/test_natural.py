@@ -218,6 +218,21 @@ def test_bad_input(tmp_path: Path) -> None:
         natural(["penguins"], out=tmp_path / "other", quiet=True)
 
 
+def test_a_table_of_figures_that_is_damaged_is_refused_and_made_again(tmp_path: Path) -> None:
+    whole = natural(["penguins"], seeds=[0], methods=["fedavg"], out=tmp_path, quiet=True)
+    stored = (tmp_path / "natural.csv").read_bytes()
+    for damaged in (b"\rx\r\n\xff" * 9, b"epsilon\n" + b"1" * 200_000, b"", b"name,value\na,1\n"):
+        (tmp_path / "natural.csv").write_bytes(damaged)
+        with refused("out", "natural.csv"):
+            natural(["penguins"], seeds=[0], methods=["fedavg"], out=tmp_path, quiet=True)
+        assert (tmp_path / "natural.csv").read_bytes() == damaged
+    for name in ("natural.csv", "natural.md", "sites.csv"):
+        (tmp_path / name).unlink()
+    again = natural(["penguins"], seeds=[0], methods=["fedavg"], out=tmp_path, quiet=True)
+    assert [*again.rows["penguins"]] == [*whole.rows["penguins"]]
+    assert (tmp_path / "natural.csv").read_bytes() == stored
+
+
 def test_on_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     result = fedfill_("bench", "natural", "--sets", "penguins", "--seeds", "0", "--out", "out", "--workers", "1")

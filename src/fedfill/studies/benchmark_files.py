@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from fedfill.errors import FedfillError
 from fedfill.files import read_regular
 from fedfill.runs.directory import write_atomically
 from fedfill.runs.shown import NOTHING, csv_text, markdown_table, size
@@ -126,10 +127,30 @@ def write_files(found: Benchmark) -> None:
 
 
 def epsilon_of(folder: Path) -> str | None:
-    """The guarantee of the benchmark in a folder, as its tables have it, empty where it has none; None: there is no benchmark."""
+    """The guarantee of the benchmark in a folder.
+
+    Args:
+        folder: Of the benchmark.
+
+    Returns:
+        As its tables have it, empty where it has none; None: there is no benchmark, or one without runs.
+
+    Raises:
+        FedfillError: Where `TABLE` is not what a benchmark writes.
+    """
     if not (folder / TABLE).is_file():
         return None
-    first = next(csv.DictReader(io.StringIO(read_regular(folder / TABLE).decode("utf-8", "replace"))), {})
+    text = read_regular(folder / TABLE).decode("utf-8", "replace")
+    try:
+        lines = csv.DictReader(io.StringIO(text, newline=""))
+        known, first = "epsilon" in (lines.fieldnames or ()), next(lines, {})
+    except csv.Error:
+        known = False
+    if not known:
+        raise FedfillError(
+            f"out: {folder / TABLE} is damaged, or another program's; if it is a benchmark's, remove it with {PAGE} and {SITES}: they are "
+            "made again"
+        )
     return first.get("epsilon")
 
 
