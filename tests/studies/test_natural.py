@@ -202,8 +202,10 @@ def test_bad_input(tmp_path: Path) -> None:
         ({"sets": ["hsb82"]}, "tables"),
         ({"sets": ["penguins"], "methods": ["moon"]}, "methods"),
         ({"sets": ["penguins"], "methods": []}, "methods"),
+        ({"sets": ["rats", "social_insure"], "methods": ["fraug"]}, "methods"),  # all have more sites than fraug takes
         ({"sets": ["penguins"], "epsilon": 0}, "epsilon"),
         ({"sets": ["penguins"], "epsilon": "1"}, "epsilon"),
+        ({"sets": ["penguins"], "epsilon": 0.12345649}, "epsilon"),  # runs would have .123456 or more
         ({"sets": ["penguins"], "epsilon": 1, "methods": ["fedavg"]}, "methods"),
         ({"sets": ["penguins"], "seeds": []}, "seeds"),
         ({"sets": ["penguins"], "seeds": [1, 1]}, "seeds"),

@@ -17,6 +17,7 @@ from fedfill.runs.directory import writing
 from fedfill.studies.benchmark import Benchmark
 from fedfill.studies.benchmark_files import TABLE, epsilon_of, write_files
 from fedfill.studies.benchmark_sets import (
+    FEW_SITES,
     OF_SUMS,
     BenchmarkSet,
     chosen_names,
@@ -73,7 +74,7 @@ def natural(
     _check_methods(names, methods, epsilon)
     _check_folder(folder, epsilon)
     # everything is read, and every split written, before anything runs
-    chosen = {name: _opened(name, tables, data_dir) for name in names}
+    chosen = _opened(names, tables, data_dir, methods, epsilon)
     splits = {(name, seed): one.split(folder, seed) for name, one in chosen.items() for seed in numbers}
     rows: dict[str, dict[tuple[str, str], Row]] = {}
     for name, one in chosen.items():
@@ -95,18 +96,30 @@ def count_runs(
     """How many runs there will be, for progress."""
     names = chosen_names(sets)
     _check_methods(names, methods, epsilon)
-    found = (_opened(name, tables, data_dir).labels(methods, epsilon) for name in names)
+    found = [one.labels(methods, epsilon) for one in _opened(names, tables, data_dir, methods, epsilon).values()]
     return len(seeds) * sum(len(labels) for of_set in found for labels in of_set.values())
 
 
-def _opened(name: str, tables: str | Path | None, data_dir: str | Path | None) -> BenchmarkSet:
-    return open_set(name, None if tables is None else path_of("tables", tables), data_dir)
+def _opened(
+    names: Sequence[str], tables: str | Path | None, data_dir: str | Path | None, methods: Sequence[str] | None, epsilon: float | None,
+) -> dict[str, BenchmarkSet]:  # fmt: skip
+    """The sets by name, where at least one of them has a method to run."""
+    place = None if tables is None else path_of("tables", tables)
+    found = {name: open_set(name, place, data_dir) for name in names}
+    if methods is not None and not any(one.labels(methods, epsilon) for one in found.values()):
+        raise FedfillError(
+            f"methods: found {', '.join(methods)}, which runs on none of {', '.join(names)}; allowed: sets of up to {FEW_SITES} sites, or "
+            "other methods"
+        )
+    return found
 
 
 def _check_methods(sets: Sequence[str], methods: Sequence[str] | None, epsilon: float | None) -> None:
     expect("epsilon", epsilon, int | float | None, "a number above 0, or none")
     if isinstance(epsilon, bool) or (epsilon is not None and not 0 < epsilon < math.inf):
         raise FedfillError(f"epsilon: found {epsilon}; allowed: a number above 0, or none")
+    if epsilon is not None and float(f"{epsilon:g}") != epsilon:  # the folder's files and the runs have these digits
+        raise FedfillError(f"epsilon: found {epsilon}; allowed: a number of at most six digits, such as {epsilon:g}")
     known = methods_of(sets, epsilon)
     for name in methods or ():
         if name not in known:
