@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import re
 import shlex
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 from scipy import stats
 
+from fedfill.studies.benchmark_sets import DIGITS
 from fedfill.studies.natural import natural
 
 ROOT = Path(__file__).parents[1]
@@ -50,6 +52,20 @@ def test_a_record_of_a_table_is_what_its_results_say(mean: float, half: float, c
     runs = [run for run in json.loads((place / "results.json").read_text()) if run["row"] == given["--only"]]
     assert sorted(run["seed"] for run in runs) == [0, 1, 2]
     found = moments([run["accuracy"] for run in runs])
+    assert found == (pytest.approx(mean, abs=5.1e-5), pytest.approx(half, abs=5.1e-5))
+
+
+@pytest.mark.parametrize(("mean", "half", "command"), NATURAL)
+def test_a_record_of_the_benchmark_is_what_its_stored_figures_say(mean: float, half: float, command: str) -> None:
+    given = options(command)[1]
+    digits = given["--sets"] == DIGITS
+    noise = f"-epsilon-{given['--epsilon']}" if "--epsilon" in given else ""
+    stored = ROOT / "experiments" / "natural" / f"natural{'-digits' if digits else ''}{noise}.csv"
+    run = {"set": given["--sets"], "method": given["--methods"], "figure": "accuracy" if digits else "auc"}
+    with stored.open(newline="") as file:
+        lines = [line for line in csv.DictReader(file) if run.items() <= line.items()]
+    assert [line["seed"] for line in lines] == ["0", "1", "2"]
+    found = moments([float(line["value"]) for line in lines])
     assert found == (pytest.approx(mean, abs=5.1e-5), pytest.approx(half, abs=5.1e-5))
 
 
