@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 FIELD = Path(__file__).parents[2] / "experiments" / "field"
-SCRIPTS = ("stored", "choice", "counts", "picture", "table", "personal")
+SCRIPTS = ("stored", "choice", "counts", "picture", "table", "personal", "pages")
 
 
 @pytest.fixture
@@ -193,3 +193,19 @@ def test_totals_are_counted_by_hand(field: SimpleNamespace, small: list[dict[str
     assert first == f"{runs} finished runs, {networks} of them of networks in rounds; {runs / 2:.1f} hours."
     # all choose .1: six with two last layers, FedMA with one
     assert second == "Of the learning rates 0.02, 0.1 the last is taken in 13 of 13 cases."
+
+
+def test_pages_of_methods_say_what_is_stored(field: SimpleNamespace) -> None:
+    stored, pages = field.stored.read(field.folder / "runs.csv"), FIELD.parents[1] / "docs" / "algorithms"
+    texts = {page.name: page.read_text() for page in pages.glob("*.md")}
+    assert sum(len(field.pages.TABLE.findall(text)) for text in texts.values()) >= 19
+    assert [name for name, text in texts.items() if field.pages.brought_up(text, stored) != text] == []
+
+
+def test_a_page_is_brought_up_by_hand(field: SimpleNamespace, small: list[dict[str, str]]) -> None:
+    header = "| | `feddyn` | with `ccvr` | `fedavg` | with `ccvr` |\n|---|---|---|---|---|\n"
+    row = "| One class per client | .450 ± .100 | .621 ± .102 | .400 ± .100 | .600 ± .100 |\n"
+    page = f"Words.\n\n{header}| Dirichlet .5 | .1 | .2 | .3 | .4 |\n\nMore words.\n"
+    assert field.pages.brought_up(page, small) == f"Words.\n\n{header}{row}\nMore words.\n"
+    other = "| | `feddyn` | others |\n|---|---|---|\n| mean | 1 | 2 |\n"  # a table of another kind stays
+    assert field.pages.brought_up(other, small) == other
