@@ -10,6 +10,7 @@ from tests.helpers import refused
 from tests.protocol.world import ALL, Ask, P, Start, mistake
 from torch import Tensor, nn
 
+from fedfill.algorithms import Broadcast
 from fedfill.algorithms.fedavg import FedAvg
 from fedfill.data.federation import Federation
 from fedfill.data.samples import Samples
@@ -169,3 +170,20 @@ def test_a_part_of_the_cohort_may_be_lost_whole(start: Start, three: Federation)
     server.select(0)
     assert server.call([1], P.nan, Ask(listed=[1], number=float("nan"))) == {}
     assert [loss["client"] for loss in server.lost] == [1]
+
+
+def test_a_mean_of_nothing_but_nan_is_training_that_diverged(
+    start: Start, make_federation: Callable[..., Federation]
+) -> None:
+    points = Samples(torch.tensor([[1.0], [2.0]]), torch.tensor([2, 4]))
+    broken = Samples(torch.tensor([[float("nan")]]), torch.tensor([0]))
+    program = Squares(local_epochs=1, optimizer="sgd", learning_rate=0.1)
+    server, _ = start(program, make_federation([broken, broken, points], classes=5))
+    server.select(0)
+    weights = server.state.weights
+    with pytest.raises(DivergedError, match="every client's reply held a NaN"):  # of a part of the cohort, too
+        server.average([0, 1], program.train, Broadcast(weights), of={"weights": weights}, by="samples", whole=True)
+    with refused("engine", "train", "NaN") as caught:  # of other reasons it says all of them
+        server.lose(1, "train", "it makes no sense")
+        server.average([0], program.train, Broadcast(weights), of={"weights": weights}, by="samples", whole=True)
+    assert not isinstance(caught.value, DivergedError)

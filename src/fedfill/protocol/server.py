@@ -287,7 +287,8 @@ class Server:
             else:
                 self.lose(i, name, reason(checked.error))
         if not replies:
-            raise FedfillError(f"engine: no reply to '{name}' held what was asked for ({self.lost[-1]['reason']})")
+            reasons = self._reasons(name, none_left=True)
+            raise FedfillError(f"engine: no reply to '{name}' held what was asked for ({'; '.join(reasons[:3])})")
         return replies, tensors_of(averaging.total(), spec, name)
 
     def sum(
@@ -373,15 +374,20 @@ class Server:
         """A call to a part of the cohort may lose them all: the algorithm asks again in a later round."""
         if self._by_coins or len(asked) < self._cohort_size or len(replies) >= min(self._min_replies, len(asked)):
             return
-        reasons = {loss["reason"] for loss in self.lost if loss["handler"] == handler}
-        if not replies and reasons == {NOT_FINITE}:
+        reasons = self._reasons(handler, none_left=not replies)
+        raise FedfillError(
+            f"min_replies: in {self._when} {len(replies)} of {len(asked)} clients gave a good reply to '{handler}', "
+            f"but {self._min_replies} were needed ({'; '.join(reasons[:3])}); finished rounds are kept, and 'fedfill resume' goes on from there"
+        )
+
+    def _reasons(self, handler: str, none_left: bool) -> list[str]:
+        """Why replies were left out. Training diverged where none is left since all held a NaN or an infinity."""
+        reasons = sorted({loss["reason"] for loss in self.lost if loss["handler"] == handler})
+        if none_left and reasons == [NOT_FINITE]:
             raise DivergedError(
                 f"{DIVERGED}in {self._when} every client's reply held a NaN or an infinity; try a smaller learning_rate"
             )
-        raise FedfillError(
-            f"min_replies: in {self._when} {len(replies)} of {len(asked)} clients gave a good reply to '{handler}', "
-            f"but {self._min_replies} were needed ({'; '.join(sorted(reasons)[:3])}); finished rounds are kept, and 'fedfill resume' goes on from there"
-        )
+        return reasons
 
     def lose(self, client: int, handler: str, reason: str) -> None:
         """Record that a reply, or what it shared, is left out; algorithms do so for one that makes no sense.
