@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
+from tests.helpers import refused
 
 import fedfill
 from fedfill.data.frames import from_frames
@@ -110,3 +111,14 @@ def test_numbers_are_what_stands_there_within_the_bounds() -> None:
         assert columns[name].unclipped(cells, name, "data") == pytest.approx(found, nan_ok=True)
         within = np.clip(found, *columns[name].bounds)
         assert columns[name].numbers(cells, name, "data") == pytest.approx(within, nan_ok=True)
+
+
+def test_plain_numbers_are_read_as_words_of_them_are() -> None:
+    column = Column(kind="integer", low=0, high=10)
+    cells = [1, 2.6, None, float("nan"), -7, 1e9]
+    words = ["" if cell is None or cell != cell else str(cell) for cell in cells]
+    found = column.unclipped(cells, "days", "data")
+    assert found.tolist() == pytest.approx([1, 3, np.nan, np.nan, -7, 1e9], nan_ok=True)
+    assert found.tolist() == pytest.approx(column.unclipped(words, "days", "data").tolist(), nan_ok=True)
+    with refused("data", "days", "inf", "row 2"):
+        column.unclipped([1.0, float("inf")], "days", "data")

@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from pydantic import ValidationError
 from tests.helpers import refused, without_mbi
 from typer.testing import CliRunner
 
@@ -118,6 +119,14 @@ def test_whoever_says_so_learns_a_number(name: str, options: dict[str, Any], mon
         assert result.summary.keys() & {"rmse", "r2"} == set()
     assert result.summary["target"] == "number"
     Summary.model_validate(json.loads((result.directory / "summary.json").read_text()))
+
+
+def test_only_a_run_without_scores_has_no_accuracy(options: dict[str, Any]) -> None:
+    whole = json.loads((fedfill.run("fedavg", **options).directory / "summary.json").read_text())
+    with pytest.raises(ValidationError, match="missing beside scores"):
+        Summary.model_validate(whole | {"accuracy": None})
+    bare = {"best_accuracy": None, "accuracy_by_class": [], "accuracy_by_client": [None] * whole["clients"]}
+    Summary.model_validate(whole | {"accuracy": None} | bare)
 
 
 def test_it_is_learnt(options: dict[str, Any]) -> None:

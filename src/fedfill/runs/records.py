@@ -125,6 +125,13 @@ class Summary(_Figures, _Costs):
         return self
 
     @model_validator(mode="after")
+    def _no_accuracy_only_without_scores(self) -> Summary:
+        of_clients = any(share is not None for share in self.accuracy_by_client)
+        if self.accuracy is None and (self.best_accuracy is not None or self.accuracy_by_class or of_clients):
+            raise ValueError("an accuracy is missing beside scores of the same run")
+        return self
+
+    @model_validator(mode="after")
     def _a_size_for_each_client(self) -> Summary:
         if self.own_test_samples is not None and len(self.own_test_samples) != len(self.accuracy_by_client):
             raise ValueError("own_test_samples and accuracy_by_client are not of the same clients")
