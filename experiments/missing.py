@@ -5,6 +5,9 @@ processors. On a machine with a GPU one command runs them all, some at the same 
 
     python experiments/missing.py --run --data-dir DATA --device cuda --at-once 8
 
+The shortest come first; those whose time nobody knows yet come last, however short. The seconds are those of the page, in the mean over
+its runs, on whatever machines these were. Pages without a ``table.toml`` are not counted.
+
 Each finished run writes its figures into ``results.json`` and ``README.md`` of its table; what a page says about them is for its
 authors to look through. Runs of one table may be at work at the same time: they add their figures one after another, under a lock.
 """

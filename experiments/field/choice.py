@@ -23,18 +23,23 @@ class Asked:
     """What a grid's file asks for of a method.
 
     Attributes:
+        algorithm: Its name on the command line.
         options: Of all its runs, the method's own settings among them; as text.
         rates: Whether the learning rate is chosen.
     """
 
+    algorithm: str
     options: dict[str, str]
     rates: bool
 
 
 @functools.cache
 def asked() -> dict[str, Asked]:
-    """All methods that the grids' files name, in their order."""
-    found = {}
+    """All methods that the grids' files name, in their order.
+
+    Where a file names an algorithm again, with other settings, these stand in its name.
+    """
+    found: dict[str, Asked] = {}
     for file in GRIDS:
         grid = read_toml(FOLDER / file, "grid")
         shared = {name: str(value) for name, value in grid["options"].items()}
@@ -42,7 +47,10 @@ def asked() -> dict[str, Asked]:
             algorithm, _, settings = text.partition(":")
             own = dict(part.split("=") for part in settings.split(",") if part)
             rates = own.pop("learning_rate", None) is not None
-            found[with_network(algorithm, shared.get("model", ""))] = Asked(shared | own, rates)
+            name = with_network(algorithm, shared.get("model", ""))
+            found[f"{name}, {', '.join(own.values())}" if name in found else name] = Asked(
+                algorithm, shared | own, rates
+            )
     return found
 
 

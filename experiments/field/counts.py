@@ -65,7 +65,7 @@ def gains(lines: list[dict[str, Any]]) -> str:
 
 def compared(lines: list[dict[str, Any]], partition: str) -> list[str]:
     """Methods with a network trained in rounds, and so with a last layer from sums beside it, but FedAvg; those with all seeds."""
-    others = (name for name in methods(lines, partition) if name != baseline_of(name))
+    others = (name for name in methods(lines, partition) if asked()[name].algorithm != BASELINE)
     return [name for name in others if seeds(lines, partition, name) == seeds(lines, partition, baseline_of(name))]
 
 
@@ -94,12 +94,23 @@ def listed(names: Iterable[str]) -> str:
 def totals(lines: list[dict[str, Any]]) -> str:
     """How much was run, and how often the end of the list of learning rates was chosen."""
     runs = {tuple(line[name] for name in RUN): line for line in lines}.values()
-    rates = sorted({float(line["learning_rate"]) for line in lines if line["learning_rate"]})
-    picks = [chosen(lines, partition, name, head) for partition in PARTITIONS for name in asked() for head in HEADS]
-    taken = [float(found[0]["learning_rate"]) for found in picks if found and found[0]["learning_rate"]]
+    picks = [(partition, name, head) for partition in PARTITIONS for name in asked() for head in HEADS]
+    taken = [
+        (found[0], ends(lines, *pick))
+        for pick in picks
+        if (found := chosen(lines, *pick)) and found[0]["learning_rate"]
+    ]
+    last, first = (sum(float(run["learning_rate"]) == end[k] for run, end in taken) for k in (1, 0))
     hours = sum(float(line["seconds"]) for line in runs) / 3600
     rounds = sum(line["head"] == "ccvr" for line in lines)
     return (
         f"{len(runs)} finished runs, {rounds} of them of networks in rounds; {hours:.1f} hours.\n"
-        f"Of the learning rates {', '.join(map(str, rates))} the last is taken in {taken.count(rates[-1])} of {len(taken)} cases."
+        f"In {last} of {len(taken)} cases the highest learning rate that was run there is taken, in {first} the lowest."
     )
+
+
+def ends(lines: list[dict[str, Any]], partition: str, name: str, head: str) -> tuple[float, float]:
+    """The lowest and the highest learning rate with which a method was run in a division."""
+    of = {"partition": partition, "algorithm": name, "head": head}.items()
+    rates = [float(line["learning_rate"]) for line in lines if line.items() >= of]
+    return min(rates), max(rates)

@@ -1,4 +1,4 @@
-"""The table of methods for clients whose images look different: accuracy on each domain's own test set, beside FedAvg's.
+"""The table of methods for clients whose images look different: accuracy on each domain's own test set, beside FedAvg's, and on all.
 
 ``fedfill grid experiments/field/personal.toml --data-dir DATA --out RUNS`` makes the runs. ``python experiments/field/personal.py RUNS``
 takes their figures to ``personal.csv``: they take the place of those that are stored of the same runs, and what is stored of other
@@ -20,7 +20,7 @@ from fedfill.runs.directory import read_toml
 FILE = FOLDER / "personal.csv"
 DOMAINS = ("mnist", "mnist_m", "svhn", "usps")
 KEY = ("algorithm", "seed")
-COLUMNS = (*KEY, "mean", "worst", *DOMAINS, "megabytes", "seconds")
+COLUMNS = (*KEY, "mean", "worst", *DOMAINS, "everyone", "megabytes", "seconds")
 
 
 def main() -> None:
@@ -48,7 +48,8 @@ def collected(runs: Path) -> Iterator[dict[str, str]]:
         own = dict(zip(summary["client_names"], summary["accuracy_by_client"], strict=True))
         sent = (summary["bytes_up"] + summary["bytes_down"]) / 1e6
         values = (
-            name, summary["seed"], fmean(own.values()), min(own.values()), *(own[domain] for domain in DOMAINS), sent, summary["seconds"],
+            name, summary["seed"], fmean(own.values()), min(own.values()), *(own[domain] for domain in DOMAINS), summary["accuracy"], sent,
+            summary["seconds"],
         )  # fmt: skip
         yield dict(zip(COLUMNS, map(str, values), strict=True))
 
@@ -77,11 +78,13 @@ def show(lines: list[dict[str, str]]) -> None:
             if figure == "mean":
                 cells.append(spread(percent(name, "worst")))
         cells += [f"{fmean(percent(name, domain)):.1f}" for domain in DOMAINS]
+        cells.append(spread(percent(name, "everyone")))
         cells += [
             f"{fmean(float(line[figure]) for line in runs[name].values()):.0f}" for figure in ("megabytes", "seconds")
         ]
         rows.append(f"| {' | '.join(cells)} |")
-    header = ["method", "mean", f"− `{BASELINE}`", "worst", f"− `{BASELINE}`", *DOMAINS, "MB", "seconds"]
+    gap = f"− `{BASELINE}`"
+    header = ["method", "mean", gap, "worst", gap, *DOMAINS, "everyone's test set", "MB", "seconds"]
     between("personal.py", "\n".join([f"| {' | '.join(header)} |", f"|---|{'---:|' * (len(header) - 1)}", *rows]))
 
 

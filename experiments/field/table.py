@@ -49,8 +49,7 @@ def collected(runs: Path) -> Iterator[dict[str, Any]]:
     for path in finished:
         summary, last = json.loads(path.read_bytes()), RunDirectory(path.parent).rounds()[-1]
         document = read_toml(path.parent / "experiment.toml", "run")
-        name = with_network(summary["algorithm"], document["model"])
-        refuse_others(path.parent, name, summary["partition"], document)
+        name = name_of(path.parent, summary["algorithm"], summary["partition"], document)
         rate = document["settings"].get("learning_rate", "") if asked()[name].rates else ""
         sent = summary["bytes_up"] + summary["bytes_down"]
         of_head = sum(summary["bytes_by_handler"].get("head_sums", {}).values())
@@ -67,14 +66,33 @@ def collected(runs: Path) -> Iterator[dict[str, Any]]:
             yield dict(zip(COLUMNS, map(str, values), strict=True))
 
 
-def refuse_others(run: Path, name: str, partition: str, document: dict[str, Any]) -> None:
-    """Runs that no grid's file asks for would stand beside the others as if they were like them."""
-    if name not in asked() or partition not in PARTITIONS:
-        raise SystemExit(f"{run}: found {name} with partition {partition}; allowed: what {', '.join(GRIDS)} ask for")
+def name_of(run: Path, algorithm: str, partition: str, document: dict[str, Any]) -> str:
+    """A run's name in the table.
+
+    Runs that no grid's file asks for would stand beside the others as if they were like them, and are refused. Of several names that
+    fit a run it is the one with most settings.
+    """
+    network = with_network(algorithm, document["model"]).removeprefix(algorithm)
+    named = [n for n, of in asked().items() if of.algorithm == algorithm and n.startswith(algorithm + network)]
+    if not named or partition not in PARTITIONS:
+        raise SystemExit(
+            f"{run}: found {algorithm} with partition {partition}; allowed: what {', '.join(GRIDS)} ask for"
+        )
+    strays = {name: others_of(name, document) for name in named}
+    fitting = [name for name in named if not strays[name]]
+    if not fitting:
+        raise SystemExit(f"{run}: {strays[named[0]][0]}, as the grid's file says")
+    return max(fitting, key=lambda name: len(asked()[name].options))
+
+
+def others_of(name: str, document: dict[str, Any]) -> list[str]:
+    """What of a run's options is not as a method's grid asks."""
+    strays = []
     for option, value in asked()[name].options.items():
         found = str(document["settings"].get(option, document.get(option)))
         if value not in (found, found.partition(":")[0]):  # a head is written down with its own settings
-            raise SystemExit(f"{run}: {option}: found {found}; allowed: {value}, as the grid's file says")
+            strays.append(f"{option}: found {found}; allowed: {value}")
+    return strays
 
 
 def over_records(shares: Iterable[float | None], samples: Iterable[int]) -> float:

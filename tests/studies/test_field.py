@@ -125,7 +125,7 @@ def test_new_personal_runs_join_those_that_are_stored(
     domains = list(field.personal.DOMAINS)
     summary = {
         "client_names": domains, "accuracy_by_client": [0.5, 0.25, 0.75, 0.5], "seed": 1,
-        "bytes_up": 1_000_000, "bytes_down": 2_000_000, "seconds": 9.0,
+        "bytes_up": 1_000_000, "bytes_down": 2_000_000, "seconds": 9.0, "accuracy": 0.375,
     }  # fmt: skip
     run_of(tmp_path / "runs" / "grid" / "fedbn-seed1", {}, summary, {})
     monkeypatch.setattr(sys, "argv", ["personal.py", str(tmp_path / "runs")])
@@ -133,7 +133,7 @@ def test_new_personal_runs_join_those_that_are_stored(
     after = lines_of(field.personal.FILE)
     assert len(after) == len(before)
     (changed,) = (k for k, line in enumerate(after) if line != before[k])
-    expected = ["fedbn", "1", "0.5", "0.25", "0.5", "0.25", "0.75", "0.5", "3.0", "9.0"]
+    expected = ["fedbn", "1", "0.5", "0.25", "0.5", "0.25", "0.75", "0.5", "0.375", "3.0", "9.0"]
     assert (before[changed]["algorithm"], before[changed]["seed"]) == ("fedbn", "1")
     assert list(after[changed].values()) == expected
 
@@ -191,8 +191,30 @@ def test_totals_are_counted_by_hand(field: SimpleNamespace, small: list[dict[str
     runs, networks = 3 * 6 + 3 * 2 + 2 + 3, 3 * 6 + 2 + 3
     first, second = field.counts.totals(small).splitlines()
     assert first == f"{runs} finished runs, {networks} of them of networks in rounds; {runs / 2:.1f} hours."
-    # all choose .1: six with two last layers, FedMA with one
-    assert second == "Of the learning rates 0.02, 0.1 the last is taken in 13 of 13 cases."
+    # six with two last layers, FedMA with one: only q-FFL with its last layer from sums ran with two rates, .02 and .1, and takes .1
+    assert second == "In 13 of 13 cases the highest learning rate that was run there is taken, in 12 the lowest."
+    low = [
+        line | {"validation": "0.3"} if line["algorithm"] == "qffl" and line["head"] == "ccvr" else line
+        for line in small
+    ]
+    low += made_up("qffl", [0.1, 0.1, 0.1], rate="0.05", validation=0.35)  # between two ends
+    assert field.counts.totals(low).splitlines()[1].startswith("In 12 of 13 cases")
+
+
+@pytest.mark.parametrize(("weighting", "name"), [("uniform", "fedavg, uniform"), ("samples", "fedavg")])
+def test_a_method_that_is_asked_for_twice_has_its_settings_in_its_name(
+    field: SimpleNamespace, tmp_path: Path, weighting: str, name: str
+) -> None:
+    assert field.choice.baseline_of("fedavg, uniform") == "fedavg"
+    run_of_the_field(field, tmp_path / "runs", seed=1, accuracy=0.6, weighting=weighting)
+    assert {line["algorithm"] for line in field.table.collected(tmp_path / "runs")} == {name}
+
+
+def test_fedavg_with_other_weights_is_not_counted_as_a_method(
+    field: SimpleNamespace, small: list[dict[str, str]]
+) -> None:
+    before = field.counts.counted(small)
+    assert field.counts.counted([*small, *made_up("fedavg, uniform", [0.9, 0.9, 0.9])]) == before
 
 
 def test_pages_of_methods_say_what_is_stored(field: SimpleNamespace) -> None:
