@@ -521,7 +521,7 @@ class Shared(TypedDict, total=False):
     width: Literal["paper", "wide"]
     """The paper's tables, or the widths that the authors' program uses (PReLU, batch norm, dropout)."""
     latent_activation: Literal["sigmoid", "relu", "none"]
-    """Activation of the latent layer; FedDPMS's paper puts a sigmoid into every network, which slows down all ..."""
+    """Activation of the latent layer; FedDPMS's paper puts a sigmoid into every network."""
     dropout: float | None
     """Dropout of the wide networks; none: 0.2 for colour, 0 for grey, as in the authors' program."""
     projection: int | None

@@ -45,7 +45,7 @@ class ModelSettings(BaseModel):
     latent: int | None = Field(default=None, ge=1, le=4096)
     """Size l of the latent layer; none: 32 for grey images of at least 16 pixels, 16 below, 128 for colour."""
     latent_activation: Literal["sigmoid", "relu", "none"] = "none"
-    """Activation of the latent layer; FedDPMS's paper puts a sigmoid into every network, which slows down all but FedDPMS."""
+    """Activation of the latent layer; FedDPMS's paper puts a sigmoid into every network."""
     dropout: float | None = Field(default=None, ge=0, lt=1)
     """Dropout of the wide networks; none: 0.2 for colour, 0 for grey, as in the authors' program."""
     projection: int | None = Field(default=None, ge=1, le=4096)

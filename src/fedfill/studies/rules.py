@@ -39,7 +39,7 @@ REFERENCES = (
 )
 
 NOT_TRIED: Mapping[str, str] = {
-    "feddpms, sdafl, fedzdac, fedzdas": "their synthetic data cost much and brought -3.5 to +4 points over fedavg in the experiments of this library; with one class per client -18.5 (feddpms) to +41 (sdafl)",
+    "feddpms, sdafl, fedzdac, fedzdas": "their synthetic data cost much; over fedavg they brought -4 to +4 points here, with one class per client -18 (feddpms) to +41 (sdafl)",
     "fedmix": "all clients get exact means of everybody's records, and its default can diverge, see docs/algorithms/fedmix.md",
     "fedgauss with --extra": "synthetic images from sums beside each client's own; two commands, see docs/synthetic-data.md",
     "fedavgm, fedadam, fedyogi, fedadagrad": "they pay where few of many clients take part and server_rate is tuned",
