@@ -66,7 +66,7 @@ def show(lines: list[dict[str, str]]) -> None:
         runs.setdefault(line["algorithm"], {})[line["seed"]] = line
 
     def percent(name: str, figure: str) -> list[float]:
-        return [100 * float(line[figure]) for line in runs[name].values()]
+        return [100 * float(line[figure]) for line in runs[name].values() if line[figure]]
 
     rows = []
     for name in sorted(runs, key=lambda name: -fmean(percent(name, "mean"))):
