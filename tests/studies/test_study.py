@@ -15,6 +15,7 @@ import pytest
 from tests.helpers import refused
 
 import fedfill
+from fedfill.algorithms import known_algorithms
 from fedfill.cli.answers import print_study
 from fedfill.experiment.summary import Result
 from fedfill.studies import compare as comparing
@@ -23,6 +24,7 @@ from fedfill.studies.comparison import Comparison, Row
 from fedfill.studies.look import Look
 from fedfill.studies.recommend import Asked, Candidate, candidates, choose, ranked, recommend, without_head
 from fedfill.studies.rules import (
+    NOT_TRIED,
     SUMS,
     TRAINED,
     Entry,
@@ -301,6 +303,13 @@ def test_what_was_not_tried_is_all_that_is_left() -> None:
     missing = left_out([Entry("fedavg:head=ccvr", TRAINED, "")], ["fedavg", "fedbn", "moon", "local"])
     assert "fedbn" in missing
     assert not any("fedavg" in names.replace(",", " ").split() for names in missing if "moon" not in names)
+
+
+def test_each_algorithm_has_one_reason() -> None:
+    words = [word for names in NOT_TRIED if "--" not in names for word in names.split(", ")]
+    assert len(words) == len(set(words))
+    assert set(words) <= set(known_algorithms())
+    assert {"feddyn", "fedavgm", "fedsam", "moon", "fednova", "qffl", "ditto", "fedgan", "fedma"} <= set(words)
 
 
 def test_what_decides_by_hand() -> None:
