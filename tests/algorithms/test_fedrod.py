@@ -116,3 +116,20 @@ def test_a_clients_model_is_both_heads_on_one_body():
 def test_slips():
     with refused("local", "fedlc with fedrod"):
         run_rounds(FedRoD(local="fedlc"), rounds=1)
+
+
+@pytest.mark.parametrize(
+    ("name", "head"),
+    [
+        ("classifier", nn.Linear(3, 3, bias=False)),
+        ("personal", nn.Linear(3, 3, bias=False)),
+        ("personal", nn.Linear(2, 3)),
+        ("personal", nn.Sequential(nn.Linear(3, 3))),
+    ],
+)
+def test_heads_that_cannot_be_added_up_are_refused(name: str, head: nn.Module):
+    model = Scores()
+    setattr(model, name, head)
+    with refused("model", "fedrod", "biases", "Scores"):
+        FedRoD().resolved(rounds=1, model=model, inputs=torch.zeros(1, 3))
+    FedRoD().resolved(rounds=1, model=Scores(), inputs=torch.zeros(1, 3))

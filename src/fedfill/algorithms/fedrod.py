@@ -42,10 +42,12 @@ class FedRoD(KeepsAPart):
                 f"local: found {self.local.name} with {self.name}, whose loss adjusts the scores of rare classes already; allowed: "
                 "fedprox, none"
             )
-        if not all(isinstance(getattr(model, name), nn.Linear) for name in ("classifier", "personal")):
+        heads = [model.get_submodule(name) for name in ("classifier", "personal")]
+        linear = [head for head in heads if isinstance(head, nn.Linear) and head.bias is not None]
+        if len(linear) < 2 or linear[0].weight.shape != linear[1].weight.shape:
             raise FedfillError(
-                f"model: {self.name} adds up two linear heads, classifier and personal, and {type(model).__name__} has another kind; "
-                "allowed: torch.nn.Linear"
+                f"model: {self.name} adds up two linear heads with biases and of one shape, classifier and personal, and "
+                f"{type(model).__name__} has others; allowed: torch.nn.Linear"
             )
         return super().resolved(rounds=rounds, model=model, inputs=inputs)
 
