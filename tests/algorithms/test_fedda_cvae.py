@@ -58,15 +58,18 @@ def test_images_are_of_the_class_s_code_and_of_noise_around_it():
 def test_the_exchange_leaves_out_nonsense_and_knows_what_nobody_has():
     net = build("cnn2", (1, 8, 8), 4, ModelSettings(), needs=FedDACVAE.parts, seed=0)
     size = net.encoder.mu.out_features
-    server, engine = scripted(clients=3, weights=weights_of(net), model=net)
+    server, engine = scripted(clients=6, weights=weights_of(net), model=net)
     replies = {
         0: OwnKnowledge(torch.ones(2, size), [0, 1]),
         1: OwnKnowledge(torch.ones(1, size), [7]),  # there are 4 classes
         2: OwnKnowledge(3 * torch.ones(1, size), [0]),
+        3: OwnKnowledge(torch.ones(2, size), [1, 1]),
+        4: OwnKnowledge(torch.ones(1, size).double(), [1]),
+        5: OwnKnowledge(torch.ones(1, size), [1, 2]),
     }
     engine.script["share_knowledge"] = lambda i, message, t: replies[i]
     found = FedDACVAE().exchange(server)
-    assert [lost["client"] for lost in server.lost] == [1]
+    assert [lost["client"] for lost in server.lost] == [1, 3, 4, 5]
     assert found.known.tolist() == [True, True, False, False]
     assert torch.allclose(found.codes[1], torch.ones(size))
     assert 1 < found.codes[0, 0].item() < 3

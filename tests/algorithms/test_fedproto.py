@@ -1,8 +1,10 @@
 """FedProto: mean embeddings are all that crosses, and clients pull theirs towards the global ones."""
 
+from dataclasses import replace
+
 import pytest
 import torch
-from tests.helpers import CLASSES, bars, refused, run_rounds, scripted
+from tests.helpers import CLASSES, refused, run_rounds, scripted, small_federation
 from torch import nn
 
 import fedfill
@@ -42,20 +44,43 @@ def test_prototypes_are_means_by_samples_and_stay_where_nobody_has_the_class():
     assert server.state.present.tolist() == [True, True, True, False]
 
 
+@pytest.mark.parametrize(
+    ("means", "classes", "counts"),
+    [
+        ([[9.0, 9.0]], [4], [1]),  # of 0 to 3
+        ([[9.0, 9.0]], [-1], [1]),  # would be the last one
+        ([[9.0, 9.0], [9.0, 9.0]], [0, 0], [1, 1]),
+        ([[9.0, 9.0]], [0], [-3]),
+        ([[9.0, 9.0]], [0], [2**60]),
+        ([[9.0, 9.0]], [0], [1, 1]),
+        ([[9.0, 9.0]], [0, 1], [1, 1]),
+        ([[9.0, 9.0, 9.0]], [0], [1]),
+    ],
+)
+def test_prototypes_that_make_no_sense_are_left_out(means: list[list[float]], classes: list[int], counts: list[int]):
+    server, engine = scripted(clients=2, weights={"classifier.weight": torch.zeros(4, 2)})
+    server.state = type(server.state)(FedProto().server_state(server.initial))
+    replies = [
+        OwnPrototypes(torch.tensor(means), classes, counts),
+        OwnPrototypes(torch.tensor([[1.0, 2.0], [3.0, 4.0]]), [3, 0], [2, 1]),
+    ]
+    engine.script["train"] = lambda i, message, t: replies[i]
+    FedProto().round(server, 0)
+    assert [lost["client"] for lost in server.lost] == [0]
+    assert server.state.prototypes.tolist() == [[3.0, 4.0], [0.0, 0.0], [0.0, 0.0], [1.0, 2.0]]
+    assert server.state.present.tolist() == [True, False, False, True]
+
+
 def test_what_clients_send_is_the_mean_of_what_their_classifier_receives():
-    sent = {}
-
-    class Seen(FedProto):
-        def near(self, known):
-            sent[known.present.sum().item()] = known
-            return super().near(known)
-
-    run = run_rounds(Seen(**QUICK), rounds=1, workers=1)
+    """With its number of samples of each class, which differ from client to client."""
+    world = small_federation()
+    world = replace(world, clients=tuple(replace(c, train=c.train[: 40 - 11 * i]) for i, c in enumerate(world.clients)))
+    run = run_rounds(FedProto(**QUICK), rounds=1, federation=world)
     z = []
-    for i in range(4):
+    for i, client in enumerate(world.clients):
         model = build("cnn2", (1, 8, 8), CLASSES, ModelSettings(), seed=0).eval()
         model.load_state_dict(run.client_states[i]["weights"])
-        data = bars(40, [i, (i + 1) % CLASSES], seed=i)
+        data = client.train
         with torch.no_grad():
             z.append((model.encoder(normalise(data.inputs)), data.labels))
     for k in range(CLASSES):

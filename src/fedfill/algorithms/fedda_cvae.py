@@ -21,7 +21,7 @@ from fedfill.errors import FedfillError
 from fedfill.models.views import part, rest
 from fedfill.privacy.releases import unbounded
 from fedfill.protocol.client import Client, client_handler
-from fedfill.protocol.messages import Message
+from fedfill.protocol.messages import Message, are_classes
 from fedfill.protocol.relay import Delivered, collect
 from fedfill.protocol.server import Server
 from fedfill.synthesis.vae import VAEOptions, class_means, decode, latent_size, require_vae
@@ -116,9 +116,8 @@ class FedDACVAE(VAEOptions, FedAvg):
         size = latent_size(server.model({**server.initial, **weights}), server.sample)
 
         def flaw(reply: OwnKnowledge) -> str | None:
-            sound = reply.codes.shape == (len(reply.classes), size) and len({*reply.classes}) == len(reply.classes)
-            sound = sound and all(0 <= c < server.classes for c in reply.classes)
-            return None if sound else "its codes are none of this task's classes"
+            sound = are_classes(reply.classes, server.classes) and reply.codes.shape == (len(reply.classes), size)
+            return None if sound and reply.codes.dtype == torch.float32 else "its codes are none of this task's classes"
 
         replies = collect(server, self.share_knowledge, Broadcast(weights), flaw, attempts=1)
         by_class: list[list[Tensor]] = [[] for _ in range(server.classes)]

@@ -16,7 +16,7 @@ from fedfill.errors import FedfillError
 from fedfill.models.layers import inputs_of
 from fedfill.privacy.releases import unbounded
 from fedfill.protocol.client import Client, client_handler
-from fedfill.protocol.messages import Message
+from fedfill.protocol.messages import HEAVIEST, Message, are_classes
 from fedfill.protocol.server import Server
 from fedfill.training.evaluation import in_chunks
 from fedfill.training.fit import Context, Loss
@@ -112,8 +112,8 @@ class FedProto(Algorithm):
         sums = torch.zeros_like(before.prototypes, dtype=torch.float64)  # [classes, l]
         counts = sums.new_zeros(len(sums))  # [classes]
         for i, reply in server.call(server.select(t), self.train, before).items():
-            if reply.means.shape != (len(reply.classes), sums.shape[1]) or len(reply.counts) != len(reply.classes):
-                server.lose(i, "train", "prototypes of another shape")
+            if not sound(reply, *sums.shape):
+                server.lose(i, "train", "its prototypes are none of this task's classes")
                 continue
             n = torch.tensor(reply.counts, dtype=torch.float64, device=sums.device)
             sums[reply.classes] += n[:, None] * reply.means.double()
@@ -150,6 +150,12 @@ class FedProto(Algorithm):
             return supervised + self.proto_weight * (d * known.present[batch.labels]).mean()
 
         return pulled
+
+
+def sound(reply: OwnPrototypes, classes: int, size: int) -> bool:
+    """Whether these can be means ``[own classes, size]`` of some of the classes, over so many samples."""
+    shapes = reply.means.shape == (len(reply.classes), size) and len(reply.counts) == len(reply.classes)
+    return shapes and are_classes(reply.classes, classes) and all(0 <= n <= HEAVIEST for n in reply.counts)
 
 
 def embedding(model: nn.Module) -> Callable[[Tensor], Tensor]:

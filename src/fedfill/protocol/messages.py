@@ -127,6 +127,11 @@ def shapes_of(tensors: Weights) -> dict[str, tuple[torch.dtype, tuple[int, ...]]
     return {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()}
 
 
+def are_classes(found: Sequence[int], classes: int) -> bool:
+    """Whether a reply names classes of the task, 0 to `classes` - 1, and none of them twice."""
+    return len({*found}) == len(found) and all(0 <= c < classes for c in found)
+
+
 class Averaging:
     """Takes the mean or the sum over replies in client order: within the clients' groups first, then over the groups.
 
