@@ -4,13 +4,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.helpers import bars, refused, run_rounds, scripted
+from tests.helpers import bars, refused, run_rounds, scripted, small_federation
 from torch import nn
 
 import fedfill
+from fedfill.algorithms import Update
 from fedfill.algorithms.fedavg import FedAvg
-from fedfill.algorithms.feddg import FedDG, SharedSpectra
+from fedfill.algorithms.feddg import FedDG, SharedSpectra, Styled
 from fedfill.data.samples import Batch, normalise
+from fedfill.protocol.client import Client, client_handler
 from fedfill.training.fit import Context
 from fedfill.training.losses import cross_entropy
 from fedfill.training.spectra import low_amplitudes
@@ -63,16 +65,44 @@ def test_only_foreign_amplitudes_are_taken_and_labels_stay():
         assert other is batch
 
 
+def test_a_client_takes_all_others_amplitudes_and_none_of_its_own():
+    taken: dict[int, list[torch.Tensor]] = {i: [] for i in range(4)}
+    at_work: list[int] = []
+
+    class Seen(FedDG):
+        @client_handler
+        def train_styled(self, client: Client, message: Styled) -> Update:
+            at_work[:] = [client.id]
+            return super().train_styled(client, message)
+
+        def styled(self, batch: Batch, foreign: torch.Tensor, generator: torch.Generator) -> Batch:
+            taken[at_work[0]].append(foreign)
+            return super().styled(batch, foreign, generator)
+
+    world = small_federation()
+    run_rounds(Seen(**SMALL, band=0.3, bank_size=5), rounds=2, workers=1, federation=world)
+    own = [{row.sum().item() for row in low_amplitudes((normalise(c.train.inputs) + 1) / 2, 2)} for c in world.clients]
+    assert all(len(own[i] & own[j]) == 0 for i in range(4) for j in range(i))
+    for i, seen in taken.items():
+        assert seen
+        for foreign in seen:
+            sums = [row.sum().item() for row in foreign]
+            assert [len(own[j].intersection(sums)) for j in range(4)] == [0 if j == i else 5 for j in range(4)]
+
+
 def test_amplitudes_travel_once_and_nonsense_is_left_out():
-    server, engine = scripted(clients=3, weights={"w": torch.zeros(1)})
+    server, engine = scripted(clients=6, weights={"w": torch.zeros(1)})
     shared = {
         0: torch.ones(2, 1, 1, 1),
         1: torch.ones(2, 1, 3, 3),  # of another size
         2: torch.full((1, 1, 1, 1), 3.0),
+        3: torch.ones(1, 1, 1, 1).double(),
+        4: -torch.ones(1, 1, 1, 1),
+        5: torch.ones(51, 1, 1, 1),  # more than bank_size
     }
     engine.script["share_spectra"] = lambda i, message, t: SharedSpectra(shared[i])
     bank = FedDG().exchange(server)
-    assert [lost["client"] for lost in server.lost] == [1]
+    assert [lost["client"] for lost in server.lost] == [1, 3, 4, 5]
     assert bank.owners.tolist() == [0, 0, 2]
     assert bank.amplitudes.flatten().tolist() == [1, 1, 3]
 

@@ -114,18 +114,38 @@ def test_a_round_worked_by_hand(prior: float | None):
     assert server.notes["moved"] == {"1": 0.5}
 
 
+@pytest.mark.parametrize(
+    ("theirs", "weight", "moved"), [([1, 0, 0, 0], 9.0, True), ([1, 1, 0, 0], 1.2, True), ([1, 1, 0, 0], 1.5, False)]
+)
+def test_weights_into_a_class_count_by_both_clients_shares_of_it(theirs: list[int], weight: float, moved: bool):
+    """Two hidden units each. By class 0, of which both have 1/2, the second client's are the other way round: a gain of
+    1/2 * 1/2. By class 1 they are in order: 3/4 * 1/4 * 1.2 is less, times 1.5 more, and 1 * 0 * 9 is nothing."""
+    network = nn.Sequential(nn.Flatten(), nn.Linear(64, 2), nn.ReLU(), nn.Linear(2, CLASSES))
+    nothing = {name: torch.zeros_like(w) for name, w in weights_of(network).items()}
+    own = []
+    for counts, places, size in (([1, 3, 0, 0], (0, 1), 1.0), (theirs, (1, 0), weight)):
+        outgoing = torch.zeros(CLASSES, 2)
+        outgoing[0, places[0]], outgoing[1, 0] = 1.0, size
+        own.append(OwnUnits({**nothing, "3.weight": outgoing}, counts))
+    server, engine = scripted(clients=2, weights=weights_of(network), model=network)
+    engine.script["train"] = lambda i, message, t: own[i]
+    PFNM().round(server, 0)
+    assert server.notes["moved"] == {"1": 0.5 if moved else 0.0}
+    assert server.state.weights["3.weight"][0].tolist() == ([1.0, 0.0] if moved else [0.5, 0.5])
+
+
 def test_who_has_no_record_has_no_say_and_nonsense_is_left_out():
     network, own = by_hand()
-    own += [replace(own[1], counts=counts) for counts in ([0] * 4, [1] * 5, [-1, 1, 1, 1])]
+    own += [replace(own[1], counts=counts) for counts in ([0] * 4, [1] * 5, [-1, 1, 1, 1], None)]
     own += [replace(own[1], weights={**own[1].weights, "1.bias": torch.zeros(3)})]
     found = []
-    for clients in (2, 6):
+    for clients in (2, 7):
         server, engine = scripted(clients=clients, weights=weights_of(network), model=network)
         engine.script["train"] = lambda i, message, t: own[i]
         PFNM().round(server, 0)
         found.append(tree.sha256(server.state.weights))
     assert found[0] == found[1]
-    assert sorted(loss["client"] for loss in server.lost) == [3, 4, 5]
+    assert sorted(loss["client"] for loss in server.lost) == [3, 4, 5, 6]
     server, engine = scripted(clients=1, weights=weights_of(network), model=network)
     engine.script["train"] = lambda i, message, t: own[2]
     PFNM().round(server, 0)

@@ -112,7 +112,8 @@ class FedDG(FedAvg):
 
         def flaw(reply: SharedSpectra) -> str | None:
             found = reply.amplitudes
-            sound = found.shape[1:] == shape and len(found) <= self.bank_size and bool((found >= 0).all())
+            sound = found.dtype == torch.float32 and found.shape[1:] == shape and len(found) <= self.bank_size
+            sound = sound and bool((found >= 0).all())
             return None if sound else "its amplitudes are none of this task's images"
 
         replies = collect(server, self.share_spectra, Request(), flaw, attempts=1)

@@ -107,7 +107,7 @@ class IFCA(Clustered):
             else:
                 server.lose(i, "choose_and_train", "a cluster that there is not")
         server.state.models = self.averaged(models, good, {i: reply.cluster for i, reply in good.items()})
-        server.note(clusters={str(i): reply.cluster for i, reply in replies.items()})
+        server.note(clusters={str(i): reply.cluster for i, reply in good.items()})
 
     @client_handler
     def choose_and_train(self, client: Client, message: Models) -> ClusterUpdate:

@@ -103,15 +103,18 @@ class PFNM(Composable):
         return {name: shuffled(w) for name, w in weights.items()}
 
     def ask(
-        self, server: Server, cohort: Sequence[int], handler: BoundHandler, messages: Message | Mapping[int, Message], like: Weights
+        self, server: Server, cohort: Sequence[int], handler: BoundHandler, messages: Message | Mapping[int, Message], like: Weights,
+        counted: bool = True,
     ) -> dict[int, OwnUnits]:  # fmt: skip
-        """Collect trained layers of the names and shapes of `like`; who has no record to train on has no say."""
+        """Collect trained layers of the names and shapes of `like`, `counted`: with counts; who has no record to train on has no say."""
         replies, _ = server.average(cohort, handler, messages, of={"weights": like}, by=None, whole=True)
         found: dict[int, OwnUnits] = {}
         for i, reply in replies.items():
-            if reply.counts is not None and not sound(reply.counts, server.classes):
+            if not counted:
+                found[i] = reply
+            elif reply.counts is None or not sound(reply.counts, server.classes):
                 server.lose(i, handler.__name__, "its counts are not numbers of records by class")
-            elif reply.counts is None or any(reply.counts):
+            elif any(reply.counts):
                 found[i] = reply
         if not found:
             server.warn("No client has a record to train on in this round, and the model stays as it is.")
