@@ -30,6 +30,11 @@ def test_urns_by_hand():
     assert distributions([6, 1, 2, 1], 2, pairs(4)) == [[(0, 10)], [(0, 2), (1, 2), (2, 4), (3, 2)]]
 
 
+def test_the_heaviest_groups_have_the_urns():
+    """n = 10, two draws: pairs of 8, 8 and 4 balls, no two of which fit into one urn."""
+    assert distributions([3, 1, 2, 2, 1, 1], 2, pairs(6)) == [[(0, 6), (1, 2), (4, 2)], [(2, 4), (3, 4), (5, 2)]]
+
+
 def test_a_group_that_is_poured_may_lie_in_two_urns():
     """n = 9, two draws of 18 balls: three pairs of 6 balls. Two pairs have urns, and the third fills both."""
     found = distributions([2, 1, 2, 1, 2, 1], 2, pairs(6))
@@ -105,6 +110,22 @@ def test_like_clients_are_not_drawn_together_once_they_are_known():
             known += 1
             assert sum(int(i) < 2 for i in server.notes["draws"]) == 1
     assert known > 10
+
+
+def test_who_has_no_samples_is_not_asked_where_all_others_are():
+    algorithm, server, engine = begun(1.0, [8, 1, 0, 1], lambda i: float(i))
+    algorithm.round(server, 0)
+    assert server.notes["draws"] == {"0": 8, "1": 1, "3": 1}
+    assert sorted(i for _, name, i, _ in engine.sent if name == "train_drawn") == [0, 1, 3]
+    assert float(server.state.weights["weight"]) == pytest.approx((8 * 0 + 1 + 3) / 10)
+
+
+def test_who_was_never_seen_is_like_others_of_the_same_and_at_a_right_angle_to_all_who_were():
+    algorithm, server, _ = begun(0.5, [5, 5, 5, 5], lambda i: 1.0)
+    server.state.updates = {0: {"weight": torch.tensor([[3.0]])}, 2: {"weight": torch.tensor([[-0.5]])}}
+    r = 2**0.5
+    expected = [[0, r, 2, r], [r, 0, r, 0], [2, r, 0, r], [r, 0, r, 0]]
+    torch.testing.assert_close(algorithm.apart(server, range(4)), torch.tensor(expected, dtype=torch.float64))
 
 
 def test_sizes_are_asked_for_once_and_again_where_they_were_lost():

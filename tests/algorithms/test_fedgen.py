@@ -162,6 +162,21 @@ def latents(algorithm: FedGEN, server: Server, y: Tensor) -> Tensor:
     return made.detach()
 
 
+def test_the_generator_goes_down_the_heads_loss_and_eta_times_the_diversity_loss():
+    """After one step Adam's first moment is .1 of the gradient."""
+    algorithm = FedGEN(**{**SMALL, "generator_steps": 1}, diversity=3.0, generator_weight_decay=0.0)
+    head = torch.randn(CLASSES, 6, generator=torch.Generator().manual_seed(0))
+    server, _ = rounds_of(algorithm, [reply(head, [2, 1, 1, 0])])
+    make = algorithm.maker(CLASSES, 6)
+    generator = empty(make, "cpu")
+    generator.load_state_dict(initial(make, server.stream("generator")))
+    e, y = algorithm.draw(torch.tensor([0.5, 0.25, 0.25, 0.0]), algorithm.generator_batch, server.stream("latents"))
+    z = generator(e, y)
+    (functional.cross_entropy(functional.linear(z, head), y) + 3 * diversity_loss(z, e)).backward()
+    for k, parameter in enumerate(generator.parameters()):
+        torch.testing.assert_close(server.state.momenta[k]["exp_avg"], 0.1 * parameter.grad)
+
+
 @pytest.mark.parametrize("ensemble", ["losses", "scores"])
 def test_the_generator_learns_what_the_heads_tell_apart(ensemble: Any):
     algorithm = FedGEN(ensemble=ensemble, generator_steps=200, generator_learning_rate=0.01)

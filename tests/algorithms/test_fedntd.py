@@ -56,6 +56,21 @@ def test_at_the_received_weights_it_adds_nothing_in_evaluation_mode():
     assert loss.item() == cross_entropy(model, batch).item()
 
 
+def test_the_loss_is_the_cross_entropy_and_beta_times_the_distance():
+    batch, model, received = batch_and_model()
+    theirs = {name: w + 0.5 * torch.randn(w.shape) if w.is_floating_point() else w for name, w in received.items()}
+    theirs["1.running_var"] = received["1.running_var"]
+    z = model.eval()(batch.inputs)
+    model.load_state_dict(theirs)
+    z_global = model(batch.inputs)
+    model.load_state_dict(received)
+    objective = FedNTD(beta=3.0, temperature=2.0).objective(start_of(theirs), lambda m, b, c: cross_entropy(m, b))
+    found = objective(model, batch, Context(theirs, torch.Generator(), 0))
+    distance = not_true_distance(z, z_global, batch.labels, 2.0)
+    assert distance > 0.01
+    assert found.item() == pytest.approx((cross_entropy(model, batch) + 3 * distance).item(), rel=1e-6)
+
+
 def test_the_model_keeps_its_mode_its_statistics_and_the_global_models():
     batch, model, received = batch_and_model()
     before = {name: tensor.clone() for name, tensor in received.items()}

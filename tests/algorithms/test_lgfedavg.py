@@ -1,13 +1,17 @@
 """LG-FedAvg: the classifier is FedAvg's, and what stands before it is each client's own."""
 
 import torch
-from tests.helpers import Run, run_rounds
+from tests.helpers import CLASSES, Run, bars, run_rounds, scripted
 
 import fedfill
+from fedfill.algorithms import Update
 from fedfill.algorithms.fedavg import FedAvg
-from fedfill.algorithms.lgfedavg import LGFedAvg
+from fedfill.algorithms.lgfedavg import Global, LGFedAvg
+from fedfill.models.networks import ModelSettings, build
+from fedfill.models.views import part, rest, weights_of
+from fedfill.protocol.client import Client, State
 from fedfill.streams import torch_stream
-from fedfill.training.fit import Fit, fit
+from fedfill.training.fit import Fit, Fitted, fit
 
 QUICK = {"batch_size": 8, "local_epochs": 1, "learning_rate": 0.01}
 P_H = 4 * (16 * 4 + 4)  # bytes of a classifier of 16 features and four classes
@@ -61,3 +65,47 @@ def test_who_was_away_gets_the_warm_model_when_it_comes():
     plain = run_rounds(FedAvg(**QUICK), rounds=1, participation=0.5)
     newcomer = LGFedAvg().personal_weights({}, server.state.weights)
     assert torch.equal(newcomer["encoder.mu.weight"], plain.state.weights["encoder.mu.weight"])
+
+
+def test_who_was_not_heard_gets_the_warm_model_again():
+    model = build("cnn2", (1, 8, 8), CLASSES, ModelSettings(), seed=0)
+    weights = weights_of(model)
+    server, engine = scripted(2, weights, model=model)
+    algorithm = LGFedAvg(warm_rounds=1)
+    server.state = State(algorithm.server_state(weights))
+
+    def train(i: int, message: Global, t: int) -> Update:
+        if (t, i) == (1, 1):
+            raise RuntimeError("away")
+        return Update(message.weights, 1)
+
+    engine.script["train_divided"] = train
+    for t in range(4):
+        server.begin(t)
+        algorithm.round(server, t)
+    got = {(t, i): message.rest is not None for t, _, i, message in engine.sent}
+    assert [[got[t, i] for t in range(4)] for i in range(2)] == [
+        [False, True, False, False],
+        [False, True, True, False],
+    ]
+
+
+def test_who_has_a_representation_keeps_it_when_the_warm_model_comes_again():
+    """Its reply was lost on the way."""
+    model, started = build("cnn2", (1, 8, 8), CLASSES, ModelSettings(), seed=0), []
+
+    def still(request: Fit) -> Fitted:
+        started.append(request.weights)
+        return Fitted(request.weights, 1, 8, 0.0)
+
+    head, warm = (part(weights_of(model), "classifier"), rest(weights_of(model), "classifier"))
+    client = Client(
+        id=0, round=1, data=bars(8, [0, 1], 0), classes=CLASSES, state=State(LGFedAvg().client_state()),
+        initial=weights_of(model), seed=0, resident=lambda weights: model, fit=still,
+    )  # fmt: skip
+    LGFedAvg().train_divided(client, Global(head, warm))
+    own = {name: w + 1 for name, w in warm.items()}
+    client.state.own = own
+    LGFedAvg().train_divided(client, Global(head, warm))
+    for found, expected in zip(started, (warm, own), strict=True):
+        assert all(torch.equal(found[name], w) for name, w in {**expected, **head}.items())
