@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from statistics import fmean
 
-from stored import BASELINE, FOLDER, between, read, spread, store
+from stored import BASELINE, FOLDER, amount, between, read, spread, store
 
 from fedfill.runs.directory import read_toml
 
@@ -79,9 +79,7 @@ def show(lines: list[dict[str, str]]) -> None:
                 cells.append(spread(percent(name, "worst")))
         cells += [f"{fmean(percent(name, domain)):.1f}" for domain in DOMAINS]
         cells.append(spread(percent(name, "everyone")))
-        cells += [
-            f"{fmean(float(line[figure]) for line in runs[name].values()):.0f}" for figure in ("megabytes", "seconds")
-        ]
+        cells += [amount(float(line[figure]) for line in runs[name].values()) for figure in ("megabytes", "seconds")]
         rows.append(f"| {' | '.join(cells)} |")
     gap = f"− `{BASELINE}`"
     header = ["method", "mean", gap, "worst", gap, *DOMAINS, "everyone's test set", "MB", "seconds"]

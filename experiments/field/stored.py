@@ -53,6 +53,12 @@ def between(script: str, text: str) -> None:
     write_atomically(page, (before + begin + "\n" + text + "\n" + end + after).encode())
 
 
+def amount(values: Iterable[float]) -> str:
+    """A mean of megabytes, say: whole, below 10 with one decimal, and 0 where it is nothing at all."""
+    mean = fmean(values)
+    return f"{mean:.1f}" if 0 < mean < 9.95 else f"{mean:.0f}"
+
+
 def spread(values: list[float], signed: bool = False) -> str:
     """Mean and standard deviation, in percent or points."""
     if not values:

@@ -19,7 +19,7 @@ from typing import Any
 from choice import GRIDS, HEADS, PARTITIONS, accuracies, apart, asked, baseline_of, chosen, methods, with_network
 from counts import counted, gains, totals
 from picture import draw
-from stored import BASELINE, FOLDER, between, read, spread, store
+from stored import BASELINE, FOLDER, amount, between, read, spread, store
 
 from fedfill.runs.directory import RunDirectory, read_toml
 
@@ -129,7 +129,7 @@ def shown(lines: list[dict[str, Any]], partition: str) -> str:
             gap = "" if name == baseline_of(name) else spread(apart(runs, bases[name][head]), signed=True)
             cells += [spread(accuracies(runs)), rate, gap]
         runs = found[name]["trained"]
-        cells += [f"{fmean(float(run[figure]) for run in runs):.0f}" for figure in ("megabytes", "seconds")]
+        cells += [amount(float(run[figure]) for run in runs) for figure in ("megabytes", "seconds")]
         rows.append(f"| {' | '.join(cells)} |")
     return "\n".join(rows)
 

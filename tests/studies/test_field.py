@@ -100,6 +100,11 @@ def test_new_runs_replace_their_own_figures_and_all_others_stay(
     assert at == [at[0], at[0] + 1, at[0] + 4, at[0] + 5]
 
 
+def test_small_amounts_have_a_decimal_and_nothing_is_nothing(field: SimpleNamespace) -> None:
+    found = [field.stored.amount(values) for values in ([0.0, 0.0], [0.2, 0.4], [0.02], [9.94], [9.96], [12.6, 12.0])]
+    assert found == ["0", "0.3", "0.0", "9.9", "10", "12"]
+
+
 @pytest.mark.parametrize(
     ("changed", "word"),
     [({"rounds": "11"}, "rounds"), ({"model": "resnet18"}, "model"), ({"local_epochs": "3"}, "local_epochs")],
