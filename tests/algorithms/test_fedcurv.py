@@ -68,6 +68,24 @@ def test_the_penalty_by_hand_is_of_the_others_alone(sent_in: int | None, f: floa
     assert model.w.grad.item() == pytest.approx(4 + 0.5 * 2 * (f * 3 - fw))
 
 
+def test_a_client_sends_the_information_at_its_trained_model_and_where_that_is():
+    model, samples = nn.Linear(1, 2), Samples(torch.tensor([[2.0], [0.0]]), torch.tensor([0, 1]))
+    received = {name: torch.ones_like(w) for name, w in model.state_dict().items()}
+    trained = {"weight": torch.zeros(2, 1), "bias": torch.tensor([3.0, 3.0])}  # scores are equal, as above
+    start = start_of(received, control=sums(0.0, 0.0), model=model, data=samples, curvature=None, sent_in=None)
+    start.client.round = 4
+    sent = FedCurv().up(start, trained, 1)
+    expected = {
+        "F weight": [[0.5], [0.5]],
+        "F bias": [0.25, 0.25],
+        "Fw weight": [[0.0], [0.0]],
+        "Fw bias": [0.75, 0.75],
+    }
+    assert {name: tensor.tolist() for name, tensor in sent.items()} == expected
+    assert start.client.state.curvature is sent
+    assert start.client.state.sent_in == 4
+
+
 def test_the_server_adds_up_the_last_cohort():
     server, engine = scripted(clients=4, weights={"w": torch.tensor([1.0])}, participation=0.5, model=One())
     server.state.curvature = sums(100.0, 100.0)

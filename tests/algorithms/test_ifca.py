@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from tests.helpers import refused, run_rounds, two_kinds
+from tests.helpers import refused, run_rounds, scripted, two_kinds
 
 from fedfill import tree
 from fedfill.algorithms.fedavg import FedAvg
-from fedfill.algorithms.ifca import IFCA
+from fedfill.algorithms.ifca import IFCA, ClusterUpdate
 from fedfill.training.evaluation import mean_loss
 
 QUICK = {"local_epochs": 1, "batch_size": 8, "learning_rate": 0.01}
@@ -50,6 +50,35 @@ def test_clients_choose_the_least_loss_and_a_model_that_nobody_chose_stays():
     for j in range(3):
         same = tree.sha256(begun[0][j]) == tree.sha256(begun[1][j])
         assert same is (j not in chosen.values())
+
+
+def test_a_cluster_that_there_is_not_is_left_out():
+    start = {"weight": torch.zeros(1, 1)}
+    server, engine = scripted(4, start, model=torch.nn.Linear(1, 1, bias=False))
+    server.state = type(server.state)({**IFCA().server_state(start), "models": [start, {"weight": torch.ones(1, 1)}]})
+    sent = {0: (4.0, 1), 1: (8.0, -1), 2: (8.0, 2), 3: (6.0, 1)}
+    engine.script["choose_and_train"] = lambda i, message, t: ClusterUpdate(
+        {"weight": torch.tensor([[sent[i][0]]])}, 1, cluster=sent[i][1]
+    )
+    IFCA().round(server, 0)
+    assert [lost["client"] for lost in server.lost] == [1, 2]
+    assert [float(model["weight"]) for model in server.state.models] == [0.0, 5.0]
+    assert server.notes["clusters"] == {"0": 1, "3": 1}
+
+
+@pytest.mark.parametrize("spread", [1.0, 10.0])
+def test_models_start_apart_with_the_mean_and_the_deviation_of_the_first(spread: float):
+    w = 3 + 2 * torch.randn(200, 200, generator=torch.Generator().manual_seed(0))
+    server, _ = scripted(2, {"weight": w}, model=torch.nn.Linear(200, 200, bias=False))
+    server.state = type(server.state)(IFCA().server_state({"weight": w}))
+    first, second, third = (model["weight"] for model in IFCA(clusters=3, spread=spread).models(server))
+    assert first is w
+    for other in (second, third):
+        assert float(other.mean()) == pytest.approx(3, abs=0.05)
+        assert float(other.std()) == pytest.approx(2, rel=0.02)
+        alike = torch.corrcoef(torch.stack([w.flatten(), other.flatten()]))[0, 1]
+        assert float(alike) == pytest.approx((1 + spread**2) ** -0.5, abs=0.02)
+    assert not torch.equal(second, third)
 
 
 def server_model(server, weights):
