@@ -92,6 +92,16 @@ def test_at_the_other_side_of_each_bound_it_is(settings):
     assert len(server.state.models) == 2
 
 
+def test_two_clients_that_pull_apart_stay_together():
+    """0 and 2 pull apart, and so do 1 and 3: each pair is a cluster."""
+    algorithm = CFL(warm_rounds=0)
+    server, _ = begun(algorithm)
+    server.state.models, server.state.clusters = [server.state.weights] * 2, {0: 0, 1: 1, 2: 0, 3: 1}
+    play(algorithm, server, 2)
+    assert server.state.clusters == {0: 0, 1: 1, 2: 0, 3: 1}
+    assert models(server) == [[0.0, 0.2], [0.1, 0.1]]
+
+
 def test_the_mean_update_weighs_clients_by_their_samples():
     """With twice the samples for 0 and 1 it has the length .3269, a third of the longest."""
     for weighting, found in (("samples", 1), ("uniform", 2)):

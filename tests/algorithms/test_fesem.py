@@ -112,6 +112,13 @@ def test_fewer_replies_than_centres_leave_one_model():
     assert any("clusters" in sentence for sentence in server.warnings)
 
 
+def test_as_many_replies_as_centres_have_a_centre_each():
+    server, _ = begun(FeSEM(clusters=4), lambda i, received, t: [float(i), 0.0])
+    play(FeSEM(clusters=4), server, 1)
+    assert server.state.clusters == {0: 0, 1: 1, 2: 2, 3: 3}
+    assert centres(server) == [[0.0, 0.0], [1.0, 0.0], [2.0, 0.0], [3.0, 0.0]]
+
+
 @pytest.mark.parametrize("weighting", ["samples", "uniform"])
 @pytest.mark.parametrize("participation", [1.0, 0.5])
 def test_with_one_centre_it_is_fedavg_to_the_bit(weighting, participation):
