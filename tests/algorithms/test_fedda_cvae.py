@@ -1,6 +1,8 @@
 """FedDA: the merged codes by hand, which classes are filled, and what stays at home."""
 
 import math
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -84,6 +86,21 @@ def test_decoders_stay_at_home_and_every_client_gets_the_codes_once():
     assert made
     # each client has two of four classes, and as many of both
     assert all(sorted(own.counts(4)) == [0, 0, 20, 20] for own in made)
+
+
+def test_a_client_without_images_shares_no_codes_and_fills_nothing():
+    world = small_federation()
+    world = replace(world, clients=(replace(world.clients[0], train=world.clients[0].train[:0]), *world.clients[1:]))
+    lost: list[Any] = []
+    server = run_rounds(
+        FedDACVAE(**SMALL, knowledge_round=1),
+        rounds=3,
+        federation=world,
+        after=lambda server, t: lost.extend(server.lost),
+    )
+    assert lost == []
+    assert server.state.knowledge.known.all()
+    assert len(server.client_states[0]["synthetic"]) == 0
 
 
 def test_before_the_exchange_nobody_has_an_image_and_it_learns():

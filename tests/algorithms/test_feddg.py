@@ -1,6 +1,8 @@
 """FedDG: the episode by hand, the exchange of amplitudes, and where it is FedAvg on doubled data."""
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -114,6 +116,15 @@ def test_it_learns_with_half_of_the_clients_and_keeps_the_bank():
     kept = [state["bank"] for state in server.client_states.values()]
     assert all(torch.equal(bank.amplitudes, server.state.bank.amplitudes) for bank in kept if bank is not None)
     assert sum(bank is not None for bank in kept) == len(server.state.delivered.clients)
+
+
+def test_a_client_without_images_shares_none():
+    world = small_federation()
+    world = replace(world, clients=(replace(world.clients[0], train=world.clients[0].train[:0]), *world.clients[1:]))
+    lost: list[Any] = []
+    server = run_rounds(FedDG(**SMALL), rounds=2, federation=world, after=lambda server, t: lost.extend(server.lost))
+    assert lost == []
+    assert server.state.bank.owners.unique().tolist() == [1, 2, 3]
 
 
 def test_others_objectives_and_aggregations_work_and_its_data_leave_the_client():

@@ -148,6 +148,9 @@ def class_means(model: nn.Module, data: Samples, classes: Sequence[int], bound: 
         if total is None:
             raise ValueError(f"there is no sample of class {label}")
         means.append(total / len(own))
+    if not means:
+        blank = data.inputs.new_zeros(1, *data.inputs.shape[1:])
+        return model.encoder(normalise(blank))[:0]  # type: ignore[operator,no-any-return]
     return torch.stack(means)
 
 

@@ -27,7 +27,8 @@ def low_amplitudes(images: Tensor, half: int) -> Tensor:
     Returns:
         ``[n, channels, 2 half + 1, 2 half + 1]``, cut off where the spectrum ends.
     """
-    spectra = torch.fft.fftshift(torch.fft.fft2(images), dim=(-2, -1))
+    # the transform refuses no images at all
+    spectra = torch.fft.fftshift(torch.fft.fft2(images), dim=(-2, -1)) if len(images) else images
     rows, columns = _square(images, half)
     amplitudes: Tensor = spectra[..., rows, columns].abs()
     return amplitudes
