@@ -68,6 +68,15 @@ def test_the_penalty_by_hand_is_of_the_others_alone(sent_in: int | None, f: floa
     assert model.w.grad.item() == pytest.approx(4 + 0.5 * 2 * (f * 3 - fw))
 
 
+def test_a_sum_that_rounding_leaves_below_zero_holds_nothing():
+    start = start_of({"w": torch.tensor([1.0])}, control=sums(5.0, 7.0), model=One(), curvature=sums(5.5, 2.0))
+    start.client.state.sent_in, start.client.round = 4, 5
+    model = One(3.0)
+    objective = FedCurv().objective(start, lambda m, b, c: 4 * m.w.sum())
+    objective(model, None, Context({}, torch.Generator(), 0)).backward()
+    assert model.w.grad.item() == 4
+
+
 def test_a_client_sends_the_information_at_its_trained_model_and_where_that_is():
     model, samples = nn.Linear(1, 2), Samples(torch.tensor([[2.0], [0.0]]), torch.tensor([0, 1]))
     received = {name: torch.ones_like(w) for name, w in model.state_dict().items()}

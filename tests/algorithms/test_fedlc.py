@@ -1,5 +1,7 @@
 """FedLC: the calibrated loss by hand, what a missing class gets, and where it is FedAvg."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from tests.helpers import TINY_GAN, run_rounds, small_federation, start_of
@@ -43,9 +45,13 @@ def start(*counts: int):
     return made
 
 
-def loss_of(algorithm: FedAvg, counts: tuple[int, ...], scores: tuple[float, ...], label: int) -> tuple[float, Scores]:
-    model = Scores(*scores)
-    objective = algorithm.objective(start(*counts), lambda model, batch, context: cross_entropy(model, batch))
+def loss_of(
+    algorithm: FedAvg, counts: tuple[int, ...], scores: tuple[float, ...], label: int, added: tuple[int, ...] = ()
+) -> tuple[float, Scores]:
+    """The loss of one sample at a client with so many samples of each class, and others that are trained on beside them."""
+    model, made = Scores(*scores), start(*counts)
+    made = replace(made, data=made.data + held(*added)) if added else made
+    objective = algorithm.objective(made, lambda model, batch, context: cross_entropy(model, batch))
     batch = Batch(torch.zeros(1, 1), torch.tensor([label]), torch.tensor([0]))
     loss = objective(model, batch, Context({}, torch.Generator(), 0))
     loss.backward()
@@ -58,6 +64,12 @@ def test_the_loss_by_hand(missing: str, expected: float):
     loss, model = loss_of(FedLC(missing=missing), (16, 1, 0), (2.0, 1.0, 0.0), label=1)
     assert loss == pytest.approx(expected, abs=1e-4)
     assert (model.classifier.bias.grad[2].item() == 0) is (missing == "mask")
+
+
+def test_samples_that_another_algorithm_adds_count():
+    filled, _ = loss_of(FedLC(), (16, 1, 0), (2.0, 1.0, 0.0), label=1, added=(0, 15, 0))
+    plain, _ = loss_of(FedLC(), (16, 16, 0), (2.0, 1.0, 0.0), label=1)
+    assert filled == plain
 
 
 def test_without_margins_it_is_fedavg_to_the_bit():

@@ -29,6 +29,13 @@ def test_a_scale_of_zero_stops_the_gradient_and_is_no_mask():
 def test_few_samples_may_count_as_none():
     few, _ = loss_of(FedRS(missing_below=3), (5, 5, 2), (2.0, 1.0, 1.0), label=1)
     assert few == pytest.approx(1.4644, abs=1e-4)
+    enough, _ = loss_of(FedRS(missing_below=3), (5, 5, 3), (2.0, 1.0, 1.0), label=1)
+    assert enough == pytest.approx(1.5514, abs=1e-4)
+
+
+def test_samples_that_another_algorithm_adds_count():
+    filled, _ = loss_of(FedRS(), (5, 5, 0), (2.0, 1.0, 1.0), label=1, added=(0, 0, 1))
+    assert filled == pytest.approx(1.5514, abs=1e-4)
 
 
 @pytest.mark.parametrize(("settings", "per_client"), [({"rs_alpha": 1.0}, 2), ({}, 4)])
