@@ -67,6 +67,17 @@ def test_only_foreign_amplitudes_are_taken_and_labels_stay():
         assert other is batch
 
 
+def test_mix_is_the_largest_share_of_a_foreign_amplitude():
+    """With frequency 0 alone an image's mean goes that share of the way to the foreign one's."""
+    batch = Batch(torch.zeros(200, 1, 8, 8), torch.zeros(200, dtype=torch.int64), torch.arange(200))
+    foreign = low_amplitudes(torch.ones(1, 1, 8, 8), 0)
+    for mix in (0.25, 1.0):
+        styled = FedDG(mix=mix, band=0.0).styled(batch, foreign, torch.Generator().manual_seed(0))
+        share = styled.inputs.mean((1, 2, 3))  # from 0 to 1
+        assert 0 <= share.min() < 0.05 * mix
+        assert 0.95 * mix < share.max() <= mix
+
+
 def test_a_client_takes_all_others_amplitudes_and_none_of_its_own():
     taken: dict[int, list[torch.Tensor]] = {i: [] for i in range(4)}
     at_work: list[int] = []

@@ -51,6 +51,14 @@ def test_the_direction_is_the_mean_movement_per_step_by_hand():
     assert server.state.weights["mean"].item() == 6.0
 
 
+def test_where_nobody_made_a_step_the_direction_stays():
+    server, engine = scripted(clients=2, weights=one(1.0), model=One())
+    server.state.direction = one(10.0)
+    engine.script["train"] = lambda i, message, t: Update(one(1.0), samples=0, scale=0.0)
+    MoFedSAM().round(server, 0)
+    assert server.state.direction["w"].item() == 10
+
+
 def test_with_the_own_gradient_alone_it_is_fedsam_to_the_bit():
     plain = run_rounds(FedSAM(**SGD), rounds=3, participation=0.5).state.weights
     same = run_rounds(MoFedSAM(**SGD, own_share=1.0), rounds=3, participation=0.5).state.weights

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from tests.algorithms.toy import trained
-from tests.helpers import refused, run_rounds
+from tests.helpers import refused, run_rounds, scripted
 
 from fedfill.algorithms.fedavg import FedAvg
 from fedfill.algorithms.pfedme import PFedMe
@@ -45,10 +45,21 @@ def test_with_one_step_it_is_fedavg_at_the_product_of_the_rates():
 
 
 def test_the_server_goes_a_part_of_the_way():
-    whole, half = (run_rounds(PFedMe(**QUICK, server_mix=beta), rounds=1) for beta in (1.0, 0.5))
+    whole, part, beyond = (run_rounds(PFedMe(**QUICK, server_mix=beta), rounds=1) for beta in (1.0, 0.25, 2.0))
     for name, w in whole.initial.items():
-        middle = (w + whole.state.weights[name]) / 2
-        assert torch.allclose(half.state.weights[name], middle, atol=1e-6)
+        mean = whole.state.weights[name]
+        assert torch.allclose(part.state.weights[name], 0.75 * w + 0.25 * mean, atol=1e-6)
+        assert torch.allclose(beyond.state.weights[name], 2 * mean - w, atol=1e-6)
+
+
+def test_buffers_are_averaged_whatever_the_part_of_the_way():
+    start, mean = (
+        {"weight": torch.full((2,), x), "bias": torch.zeros(2), "running_mean": torch.full((2,), x)} for x in (1.0, 5.0)
+    )
+    server, _ = scripted(2, start, model=torch.nn.BatchNorm1d(2))
+    found = PFedMe(server_mix=0.25).combine(server, start, mean, [])
+    assert found["weight"].tolist() == [2.0, 2.0]
+    assert found["running_mean"].tolist() == [5.0, 5.0]
 
 
 def test_slips():

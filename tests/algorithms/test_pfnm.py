@@ -134,6 +134,15 @@ def test_weights_into_a_class_count_by_both_clients_shares_of_it(theirs: list[in
     assert server.state.weights["3.weight"][0].tolist() == ([1.0, 0.0] if moved else [0.5, 0.5])
 
 
+def test_units_are_matched_by_their_biases_too():
+    network = nn.Sequential(nn.Flatten(), nn.Linear(64, 2), nn.ReLU(), nn.Linear(2, CLASSES))
+    nothing = {name: torch.zeros_like(w) for name, w in weights_of(network).items()}
+    server, engine = scripted(clients=2, weights=weights_of(network), model=network)
+    engine.script["train"] = lambda i, message, t: OwnUnits({**nothing, "1.bias": torch.eye(2)[i]}, EQUAL)
+    PFNM().round(server, 0)
+    assert server.state.weights["1.bias"].tolist() == [1.0, 0.0]
+
+
 def test_who_has_no_record_has_no_say_and_nonsense_is_left_out():
     network, own = by_hand()
     own += [replace(own[1], counts=counts) for counts in ([0] * 4, [1] * 5, [-1, 1, 1, 1], None)]
