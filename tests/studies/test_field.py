@@ -13,9 +13,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 FIELD = Path(__file__).parents[2] / "experiments" / "field"
-SCRIPTS = ("stored", "choice", "counts", "picture", "table", "personal", "pages")
+SCRIPTS = ("stored", "choice", "counts", "picture", "table", "personal", "everyone", "pages")
 
 
 @pytest.fixture
@@ -130,7 +131,7 @@ def test_new_personal_runs_join_those_that_are_stored(
     domains = list(field.personal.DOMAINS)
     summary = {
         "client_names": domains, "accuracy_by_client": [0.5, 0.25, 0.75, 0.5], "seed": 1,
-        "bytes_up": 1_000_000, "bytes_down": 2_000_000, "seconds": 9.0, "accuracy": 0.375,
+        "bytes_up": 1_000_000, "bytes_down": 2_000_000, "seconds": 9.0,
     }  # fmt: skip
     run_of(tmp_path / "runs" / "grid" / "fedbn-seed1", {}, summary, {})
     monkeypatch.setattr(sys, "argv", ["personal.py", str(tmp_path / "runs")])
@@ -138,9 +139,45 @@ def test_new_personal_runs_join_those_that_are_stored(
     after = lines_of(field.personal.FILE)
     assert len(after) == len(before)
     (changed,) = (k for k, line in enumerate(after) if line != before[k])
-    expected = ["fedbn", "1", "0.5", "0.25", "0.5", "0.25", "0.75", "0.5", "0.375", "3.0", "9.0"]
+    expected = ["fedbn", "1", "0.5", "0.25", "0.5", "0.25", "0.75", "0.5", "3.0", "9.0"]
     assert (before[changed]["algorithm"], before[changed]["seed"]) == ("fedbn", "1")
     assert list(after[changed].values()) == expected
+
+
+def test_each_clients_model_is_scored_on_everyones_test_sets(
+    field: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    domains = field.personal.DOMAINS
+    # of ten images of each source, all of class 0: model i calls 0 what has at most as many bright pixels as i says
+    bright = {name: torch.arange(10).view(10, 1, 1, 1).float() + k for k, name in enumerate(domains)}
+    tests = {name: (images, torch.zeros(10, dtype=torch.int64)) for name, images in bright.items()}
+
+    class Threshold(torch.nn.Module):
+        def __init__(self, most: int) -> None:
+            super().__init__()
+            self.most = most
+
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            above = (inputs.flatten(1).sum(1) > self.most).float()
+            return torch.stack([1 - above, above], dim=1)
+
+    most = dict(zip(domains, (9, 9, 4, 0), strict=True))
+    shares = {name: [min(max(most[name] - k + 1, 0), 10) / 10 for k in range(4)] for name in domains}
+    summary = {
+        "client_names": list(domains),
+        "accuracy_by_client": [shares[n][k] for k, n in enumerate(domains)],
+        "seed": 2,
+    }
+    run_of(tmp_path / "runs" / "grid" / "fedper-seed2", {}, summary, {})
+    monkeypatch.setattr(field.everyone.fedfill, "load", lambda run, client: Threshold(most[client]))
+    (line,) = field.everyone.scored(tmp_path / "runs", tests)
+    # by hand: 1, .9, .8, .7 twice; .5, .4, .3, .2; .1, 0, 0, 0
+    assert (line["algorithm"], line["seed"]) == ("fedper", "2")
+    assert float(line["everyone"]) == pytest.approx((2 * 3.4 + 1.4 + 0.1) / 16)
+    summary["accuracy_by_client"] = [1, 0.9, 0.4, 0]
+    (tmp_path / "runs" / "grid" / "fedper-seed2" / "summary.json").write_text(json.dumps(summary))
+    with pytest.raises(SystemExit, match=r"svhn: found 0\.3"):
+        list(field.everyone.scored(tmp_path / "runs", tests))
 
 
 def made_up(
