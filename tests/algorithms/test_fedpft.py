@@ -9,11 +9,14 @@ import pytest
 import torch
 from tests.algorithms.sums_world import Plane, bundles, fitted, head_of, records
 from tests.experiment.world import digits
-from tests.helpers import refused
+from tests.helpers import refused, scripted
 
 import fedfill
-from fedfill.algorithms.fedpft import FedPFT
+from fedfill.algorithms._layers import Layer
+from fedfill.algorithms.fedpft import FedPFT, Mixtures
 from fedfill.experiment.prepare import arrange
+from fedfill.models.views import weights_of
+from fedfill.protocol.messages import HEAVIEST
 
 ONE: dict[str, Any] = {"features": "conv(12) > project(32)", "client_test": 0.0, "clients": 3}
 
@@ -74,6 +77,89 @@ def test_a_class_that_nobody_holds_never_wins(classifier: str) -> None:
     assert any(text.startswith("No client holds class 3, 4") for text in server.warnings)
     z = torch.randn(100, 3, generator=torch.Generator().manual_seed(0)).numpy() * 50
     assert set((z @ w + b).argmax(1)) <= {0, 1, 2}
+
+
+# What a client says is checked
+
+SHAPES: dict[str, tuple[int, ...]] = {"full": (2, 2), "diag": (2,), "spherical": ()}
+LAYER = Layer("classifier", features=2, classes=3, radius=1.0, range=(-1.0, 1.0))
+
+
+def mixtures(covariance: str = "diag", labels: tuple[int, ...] = (0, 2), **other: torch.Tensor) -> Mixtures:
+    """One component of two records for each label, of two features; with other fields in the place of these."""
+    m = len(labels)
+    own = {
+        "labels": torch.tensor(labels, dtype=torch.int64), "sizes": torch.full((m,), 2.0), "means": torch.full((m, 2), 0.5),
+        "covariances": torch.ones(m, *SHAPES[covariance]),
+    }  # fmt: skip
+    return Mixtures(**{**own, **other})
+
+
+def gathered(replies: dict[int, Mixtures], **settings: Any) -> Any:
+    """The server after it has asked scripted clients for mixtures."""
+    model = Plane(2, 3)
+    server, engine = scripted(len(replies), weights_of(model), model=model)
+    engine.script["fit_own"] = lambda i, message, t: replies[i]
+    server.state.mixture = FedPFT(**settings).gather(server, LAYER)
+    return server
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        mixtures(labels=(0, 3)),
+        mixtures(labels=(0, -1)),
+        mixtures(labels=(1, 1, 1)),
+        mixtures(sizes=torch.full((3,), 2.0)),
+        mixtures(means=torch.ones(2, 3)),
+        mixtures(means=torch.ones(2, 2).double()),
+        mixtures(covariances=torch.ones(2)),
+        mixtures(covariances=torch.ones(2, 2, 2)),
+        mixtures(sizes=torch.tensor([2.0, -1.0])),
+        mixtures(sizes=torch.tensor([2.0, 4.0 * HEAVIEST])),
+        Mixtures(torch.tensor([0.0, 2.0]), *(getattr(mixtures(), name) for name in ("sizes", "means", "covariances"))),
+        Mixtures(torch.tensor([[0, 2]]), *(getattr(mixtures(), name) for name in ("sizes", "means", "covariances"))),
+        Mixtures(
+            torch.tensor(0), *(getattr(mixtures(labels=(0,)), name) for name in ("sizes", "means", "covariances"))
+        ),
+    ],
+)
+def test_mixtures_that_make_no_sense_are_left_out_and_the_others_go_on(wrong: Mixtures) -> None:
+    server = gathered({0: mixtures(), 1: wrong, 2: mixtures(labels=(1,))}, components=2)
+    assert [lost["client"] for lost in server.lost] == [1]
+    assert server.lost[0]["handler"] == "fit_own"
+    assert server.state.mixture["labels"].tolist() == [0, 2, 1]
+
+
+@pytest.mark.parametrize("covariance", ["full", "diag", "spherical"])
+def test_mixtures_that_were_asked_for_are_taken(covariance: str) -> None:
+    """As many components of a class as were asked for, and none at all of who has no record."""
+    whole, none = mixtures(covariance, (0, 0, 2)), mixtures(covariance, ())
+    server = gathered({0: whole, 1: none}, components=2, covariance=covariance)
+    assert server.lost == []
+    assert torch.equal(server.state.mixture["covariances"], whole.covariances)
+
+
+def test_without_any_mixture_there_is_nothing_to_draw_from() -> None:
+    for only in (mixtures(labels=(7,)), mixtures(labels=())):
+        with refused("engine", "no client sent a mixture"):
+            gathered({0: only})
+
+
+def test_draws_are_scaled_down_to_what_fits_into_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 12 draws, 24 numbers, 9 are of the component that stands for 6,000 of 8,000 records, 3 of the other, 1 of one of none."""
+    sizes = torch.tensor([6000.0, 2000.0, 0.0])
+    algorithm = FedPFT(head_steps=1)
+    server = fitted(algorithm, bundles(9, 9, d=2), model=Plane(2, 3))
+    server.state.mixture = vars(mixtures(labels=(0, 1, 2), sizes=sizes))
+    monkeypatch.setattr("fedfill.algorithms.fedpft.LARGEST", 24)
+    z, labels = algorithm.draws(server)
+    assert z.shape == (13, 2)
+    assert torch.bincount(labels).tolist() == [9, 3, 1]
+    assert server.warnings[-1].startswith("The clients' mixtures stand for 8000 records, and 12 features are drawn")
+    monkeypatch.setattr("fedfill.algorithms.fedpft.LARGEST", 16000)
+    assert len(algorithm.draws(server)[0]) == 8001
+    assert len(server.warnings) == 1
 
 
 @pytest.mark.parametrize("noise", [{}, {"target_epsilon": 10.0, "components": 1, "covariance": "full"}])

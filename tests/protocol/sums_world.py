@@ -82,6 +82,8 @@ def spoilt(sums: Weights, how: str) -> Weights:
     if how in ("huge", "least"):
         value = 2**53 + 1 if how == "huge" else -(2**63)
         return {**sums, "moments": torch.full(moments.shape, value, dtype=torch.int64)}
+    if how == "below 0":
+        return {**sums, "counts": torch.tensor([7, -1], dtype=sums["counts"].dtype)}
     if how == "infinite":
         return {**sums, "moments": torch.full_like(moments, float("inf"))}
     if how == "nan":

@@ -93,6 +93,7 @@ def unpacked(packed: dict[str, Tensor]) -> dict[str, Tensor]:
         ("float64", "'sums'"),
         ("huge", "2^53"),
         ("least", "2^53"),
+        ("below 0", "count below 0"),
     ],
 )
 def test_a_reply_that_is_no_sum_is_left_out_and_named(start: Start, how: str, why: str) -> None:
@@ -116,6 +117,13 @@ def test_what_is_not_finite_is_left_out_under_noise_too(start: Start, how: str) 
     whole = SITE.noise(SITE.statistic)
     assert whole is not None
     assert collected.stds == pytest.approx({name: math.sqrt(2) * std for name, std in whole.stds.items()})
+
+
+def test_noise_of_each_client_takes_counts_below_0_and_the_servers_does_not(start: Start) -> None:
+    for program, lost in ((SITE, []), (SERVER, [1])):
+        server, _ = start(program, federation_of(drawn(7, 40, 5)), torch.nn.Linear(2, 2))
+        program.ask(server, bad=[1], how="below 0")
+        assert [loss["client"] for loss in server.lost] == lost
 
 
 def test_who_was_lost_before_in_the_round_and_answers_now_is_not_named(start: Start) -> None:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, ClassVar, Literal, Self
 
 import torch
@@ -20,7 +21,8 @@ from fedfill.errors import FedfillError
 from fedfill.models.features import FeatureMap, default_words
 from fedfill.privacy.releases import unbounded
 from fedfill.protocol.client import Client, client_handler
-from fedfill.protocol.messages import Message
+from fedfill.protocol.messages import HEAVIEST, Message, shapes_of
+from fedfill.protocol.relay import collect as ask_once
 from fedfill.protocol.server import Server
 from fedfill.protocol.sums import Sums, collect, contribute, sound_counts, warn_of_absent
 from fedfill.statistics.calibration import noisy_class_gaussians, train_on_samples
@@ -28,7 +30,7 @@ from fedfill.statistics.gaussian_heads import lda
 from fedfill.statistics.heads import LinearHead
 from fedfill.statistics.mixtures import Mixture, draw_from, fit_mixtures
 from fedfill.statistics.ridge import Spectrum, choose_lambda
-from fedfill.statistics.sums import Statistic, class_moments, one_hot
+from fedfill.statistics.sums import LARGEST, Statistic, class_moments, one_hot
 from fedfill.tree import Tree, Weights
 
 FITTED = unbounded("mixtures fitted to features, sent as they are")
@@ -143,7 +145,11 @@ class FedPFT(Featured):
         """All clients' components; under noise one of each class, from sums."""
         message = Ask(changed(server, server.state.weights), server.clients)
         if self.target_epsilon is None:
-            replies = server.call(range(server.clients), self.fit_own, message).values()
+            replies = ask_once(server, self.fit_own, message, partial(self.flaw, layer), attempts=1).values()
+            if not any(len(reply.labels) for reply in replies):
+                raise FedfillError(
+                    "engine: no client sent a mixture that can be used, so there is nothing to draw from; needed: a client with a record"
+                )
             found: Weights = {
                 name: torch.cat([getattr(reply, name) for reply in replies]).cpu() for name in Mixtures.declared
             }
@@ -165,6 +171,22 @@ class FedPFT(Featured):
             "means": gaussians.means[held_ones].float(),
             "covariances": gaussians.covariances[held_ones].float(),
         }
+
+    def flaw(self, layer: Layer, reply: Mixtures) -> str | None:
+        """Why a reply is not what was asked for."""
+        labels, m, d = reply.labels, reply.labels.numel(), layer.features
+        covariances = {"full": (m, d, d), "diag": (m, d), "spherical": (m,)}[self.covariance]
+        wanted = {"sizes": (m,), "means": (m, d), "covariances": covariances}
+        shapes = {"labels": (torch.int64, (m,)), **{name: (torch.float32, shape) for name, shape in wanted.items()}}
+        if shapes_of({name: getattr(reply, name) for name in shapes}) != shapes:
+            return "its components have other types or shapes than were asked for"
+        if not bool(((labels >= 0) & (labels < layer.classes)).all()):
+            return "a component is of no class of this task"
+        if m and int(torch.bincount(labels).max()) > self.components:
+            return f"it has more than {self.components} components of a class"
+        if not bool(((reply.sizes >= 0) & (reply.sizes <= HEAVIEST)).all()):
+            return "its sizes are no numbers of records"
+        return None
 
     @client_handler
     def fit_own(self, client: Client, message: Ask) -> Mixtures:
@@ -193,10 +215,22 @@ class FedPFT(Featured):
         return contribute(client, statistic, features(client, weights, layer), noise, message.clients)
 
     def draws(self, server: Server) -> tuple[Tensor, Tensor]:
-        """Features as many as there are records, of the length that the network's have."""
-        z, labels = draw_from(Mixture(**server.state.mixture), server.stream("draws"))
+        """Features as many as there are records, of the length that the network's have.
+
+        The records are as many as the clients say. So that no number fills the memory, the draws are `LARGEST` numbers at
+        the most, 2 GiB: where there were more, all components have fewer draws, by one factor, and a warning says so. A component
+        has one draw at the least.
+        """
+        mixture = Mixture(**server.state.mixture)
         model = server.model(server.initial)
         layer = Layer.of(model, server.sample.inputs, self.name)
+        n, most = float(mixture.sizes.double().sum()), LARGEST // layer.features
+        if n > most:
+            server.warn(
+                f"The clients' mixtures stand for {n:.0f} records, and {most} features are drawn, of all in proportion."
+            )
+            mixture = replace(mixture, sizes=mixture.sizes * (most / n))
+        z, labels = draw_from(mixture, server.stream("draws"))
         if isinstance(getattr(model, "encoder", None), FeatureMap):
             z = layer.radius * z / z.norm(dim=1, keepdim=True).clamp(min=1e-12)
         return z.clamp(*layer.range), labels

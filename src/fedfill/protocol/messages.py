@@ -63,6 +63,7 @@ class Average:
         numbers: Further fields that have to hold a number of at least 0.
         total: Whether it is the sum, of whole numbers (int64 in `shapes`) or of others (float64), either of any width.
         least: Of how many replies at the least a sum may be known that the server gets no single part of; 0: it may see them.
+        counts: Names of the tensors of a sum that count something, so that none of their numbers is below 0.
     """
 
     shapes: Mapping[str, Mapping[str, tuple[torch.dtype, tuple[int, ...]]]]
@@ -70,6 +71,7 @@ class Average:
     numbers: tuple[str, ...] = ()
     total: bool = False
     least: int = 0
+    counts: tuple[str, ...] = ()
 
     def take(self, reply: Message) -> tuple[Message, dict[str, Part]]:
         """Part a reply into what is averaged, or summed, and what is not.
@@ -110,6 +112,8 @@ class Average:
             # the least number of 64 bits has no absolute value
             if any(int(x.max()) > HEAVIEST or int(x.min()) < -HEAVIEST for x in whole):
                 raise ValueError(f"'{name}' of the reply holds a whole number beyond 2^53")
+            if any(bool((x < 0).any()) for key, x in tensors.items() if key in self.counts):
+                raise ValueError(f"'{name}' of the reply holds a count below 0")
             means[name] = Sum(tensors)
         return self.rest(reply), means
 

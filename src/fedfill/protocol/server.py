@@ -292,14 +292,9 @@ class Server:
         return replies, tensors_of(averaging.total(), spec, name)
 
     def sum(
-        self,
-        cohort: Sequence[int],
-        handler: BoundHandler,
-        messages: Message | Mapping[int, Message],
-        *,
-        of: Mapping[str, Weights],
-        least: int = 0,
-    ) -> tuple[dict[int, Any], dict[str, Weights]]:
+        self, cohort: Sequence[int], handler: BoundHandler, messages: Message | Mapping[int, Message], *,
+        of: Mapping[str, Weights], least: int = 0, counts: Sequence[str] = (),
+    ) -> tuple[dict[int, Any], dict[str, Weights]]:  # fmt: skip
         """Like `call`, for replies of which the server needs some fields only as a sum: the basis of `fedfill.protocol.sums`.
 
         Args:
@@ -310,6 +305,7 @@ class Server:
                 whole numbers, float64 where they hold others. Replies may hold int32 and float32 in their place.
             least: Where above 0, no single reply may reach the server, and a sum of fewer replies than this must not be opened. A
                 real federation then hides replies under masks; elsewhere the server's program gets sums alone in any case.
+            counts: Names of the tensors that count something; a reply with one below 0 is left out. None where replies hold noise.
 
         Returns:
             The good replies as from `call`, with None in these fields; and the sums, in int64 or float64, taken in client
@@ -319,7 +315,7 @@ class Server:
             ContractError: Where the algorithm broke the contract, or a handler raised on every client.
             FedfillError: Where too few replies are left.
         """
-        spec = replace(specified(of, None), total=True, least=least)
+        spec = replace(specified(of, None), total=True, least=least, counts=tuple(counts))
         replies, sums = self._call(cohort, handler, messages, spec)
         return replies, tensors_of(sums, spec, handler.__name__)
 

@@ -173,7 +173,9 @@ def collect(
     template = statistic.template()
     if noise is not None and noise.trust == "site":
         template = {name: x.to(torch.float64) for name, x in template.items()}
-    replies, sums = server.sum(everyone, handler, message, of={"sums": template}, least=least)
+    exact = noise is None or noise.trust == "server"  # noise takes counts below 0 too
+    counts = [name for name, block in statistic.blocks.items() if exact and block.bound.kind == "counts"]
+    replies, sums = server.sum(everyone, handler, message, of={"sums": template}, least=least, counts=counts)
     m = len(replies)
     if noise is not None and m < noise.needed(clients):
         raise FedfillError(
