@@ -61,7 +61,7 @@ def with_network(algorithm: str, model: str) -> str:
 
 def baseline_of(name: str) -> str:
     """FedAvg on the same network."""
-    return with_network(BASELINE, name.partition(", ")[2])
+    return with_network(BASELINE, NORMALISED if NORMALISED in name.split(", ")[1:] else "")
 
 
 def methods(lines: list[dict[str, Any]], partition: str) -> list[str]:

@@ -8,7 +8,6 @@ run. ``personal.py`` shows it. A model's share of its own source has to be the o
 from __future__ import annotations
 
 import argparse
-import json
 import math
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +15,7 @@ from statistics import fmean
 
 import torch
 from personal import DOMAINS, EVERYONE, KEY, finished, place
-from stored import FOLDER, store
+from stored import FOLDER, store, summary_of
 from torch import Tensor, nn
 
 import fedfill
@@ -51,10 +50,10 @@ def test_sets(data_dir: str) -> TestSets:
 def scored(runs: Path, tests: TestSets) -> Iterator[dict[str, str]]:
     """A line of each finished run."""
     for path, name in finished(runs).items():
-        summary = json.loads(path.read_bytes())
+        summary = summary_of(path)
         shares = []
         for client, own in zip(summary["client_names"], summary["accuracy_by_client"], strict=True):
-            model = fedfill.load(path.parent, client)
+            model = fedfill.load(path.parent, client if summary["personal"] else None)
             of_source = {domain: accuracy(model, *tests[domain]) for domain in DOMAINS}
             if not math.isclose(of_source[client], own, abs_tol=1e-3):  # another processor may round otherwise
                 raise SystemExit(

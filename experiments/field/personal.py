@@ -8,13 +8,12 @@ makes of the same runs' models.
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import fmean
 
-from stored import BASELINE, FOLDER, amount, between, read, spread, store
+from stored import BASELINE, FOLDER, amount, between, read, spread, store, summary_of
 
 from fedfill.runs.directory import read_toml
 
@@ -41,7 +40,7 @@ def asked() -> list[str]:
 def collected(runs: Path) -> Iterator[dict[str, str]]:
     """A line of each finished run."""
     for path, name in finished(runs).items():
-        summary = json.loads(path.read_bytes())
+        summary = summary_of(path)
         own = dict(zip(summary["client_names"], summary["accuracy_by_client"], strict=True))
         sent = (summary["bytes_up"] + summary["bytes_down"]) / 1e6
         values = (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from statistics import fmean, stdev
@@ -20,6 +21,15 @@ def read(file: Path) -> list[dict[str, str]]:
     """Stored figures."""
     with file.open(newline="") as lines:
         return list(csv.DictReader(lines))
+
+
+def summary_of(file: Path) -> dict[str, Any]:
+    """A finished run's ``summary.json``."""
+    try:
+        found: dict[str, Any] = json.loads(file.read_bytes())
+        return found
+    except ValueError as error:
+        raise SystemExit(f"{file}: not the summary of a finished run ({error})") from None
 
 
 def store(

@@ -9,7 +9,6 @@ by one, before all their runs are finished. Without folders the figures in ``run
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -19,7 +18,7 @@ from typing import Any
 from choice import GRIDS, HEADS, PARTITIONS, accuracies, apart, asked, baseline_of, chosen, methods, with_network
 from counts import counted, gains, totals
 from picture import draw
-from stored import BASELINE, FOLDER, amount, between, read, spread, store
+from stored import BASELINE, FOLDER, amount, between, read, spread, store, summary_of
 
 from fedfill.runs.directory import RunDirectory, read_toml
 
@@ -47,7 +46,7 @@ def collected(runs: Path) -> Iterator[dict[str, Any]]:
     if not finished:
         raise SystemExit(f"{runs}: no finished run of a grid")
     for path in finished:
-        summary, last = json.loads(path.read_bytes()), RunDirectory(path.parent).rounds()[-1]
+        summary, last = summary_of(path), RunDirectory(path.parent).rounds()[-1]
         document = read_toml(path.parent / "experiment.toml", "run")
         name = name_of(path.parent, summary["algorithm"], summary["partition"], document)
         rate = document["settings"].get("learning_rate", "") if asked()[name].rates else ""

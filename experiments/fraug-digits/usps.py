@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 import fedfill
 from fedfill.data.division import federate
+from fedfill.errors import FedfillError
 from fedfill.runs.directory import read_toml
 
 USPS = 3  # the client
@@ -28,7 +29,10 @@ def main() -> None:
     parser.add_argument("--data-dir", required=True, help="folder with the data sets")
     given = parser.parse_args()
 
-    model = fedfill.load(given.run)
+    try:
+        model = fedfill.load(given.run)
+    except FedfillError as error:
+        raise SystemExit(f"run: {error}; needed: a finished run of a row with one model for all") from None
     document = read_toml(Path(given.run) / "experiment.toml", "run")
     options = {DIVISION[name]: value for name, value in document.items() if name in DIVISION}
     common = {"data_dir": given.data_dir, "partition": "domain", "seed": options["seed"], "client_test": 0.0}

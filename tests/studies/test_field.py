@@ -167,6 +167,7 @@ def test_each_clients_model_is_scored_on_everyones_test_sets(
         "client_names": list(domains),
         "accuracy_by_client": [shares[n][k] for k, n in enumerate(domains)],
         "seed": 2,
+        "personal": True,
     }
     run_of(tmp_path / "runs" / "grid" / "fedper-seed2", {}, summary, {})
     monkeypatch.setattr(field.everyone.fedfill, "load", lambda run, client: Threshold(most[client]))
@@ -273,3 +274,11 @@ def test_a_page_is_brought_up_by_hand(field: SimpleNamespace, small: list[dict[s
     assert field.pages.brought_up(page, small) == f"Words.\n\n{header}{row}\nMore words.\n"
     other = "| | `feddyn` | others |\n|---|---|---|\n| mean | 1 | 2 |\n"  # a table of another kind stays
     assert field.pages.brought_up(other, small) == other
+
+
+def test_a_damaged_summary_is_told_of_in_a_sentence(field: SimpleNamespace, tmp_path: Path) -> None:
+    run_of(tmp_path / "grid" / "fedbn-seed1", {}, {}, {})
+    (tmp_path / "grid" / "fedbn-seed1" / "summary.json").write_text("{")
+    for script in (field.table, field.personal):
+        with pytest.raises(SystemExit, match="not the summary of a finished run"):
+            list(script.collected(tmp_path))
