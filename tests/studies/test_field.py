@@ -249,6 +249,7 @@ def test_a_method_that_is_asked_for_twice_has_its_settings_in_its_name(
     field: SimpleNamespace, tmp_path: Path, weighting: str, name: str
 ) -> None:
     assert field.choice.baseline_of("fedavg, uniform") == "fedavg"
+    assert field.choice.baseline_of("fedavg, cnn2bn, uniform") == "fedavg, cnn2bn"
     run_of_the_field(field, tmp_path / "runs", seed=1, accuracy=0.6, weighting=weighting)
     assert {line["algorithm"] for line in field.table.collected(tmp_path / "runs")} == {name}
 
