@@ -73,7 +73,10 @@ class FedMA(PFNM):
             moved[layer.path] = share_moved(places)
             device = server.sample.labels.device
             messages = {i: MatchedLayer(n, matched, x.to(device)) for i, x in zip(replies, places, strict=True)}
-            replies = self.ask(server, list(replies), self.retrain, messages, layers[n + 1].of(weights), counted=False)
+            wanted = layers[n + 1].of(weights)
+            replies, _ = server.average(
+                list(replies), self.retrain, messages, of={"weights": wanted}, by=None, whole=True
+            )
         if replies:
             shares = self.precisions({i: first[i] for i in replies}, layers[-1])
             last = self.mean(layers[-1], [in_full(reply.weights) for reply in replies.values()], shares)

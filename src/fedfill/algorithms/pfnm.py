@@ -103,16 +103,13 @@ class PFNM(Composable):
         return {name: shuffled(w) for name, w in weights.items()}
 
     def ask(
-        self, server: Server, cohort: Sequence[int], handler: BoundHandler, messages: Message | Mapping[int, Message], like: Weights,
-        counted: bool = True,
+        self, server: Server, cohort: Sequence[int], handler: BoundHandler, messages: Message | Mapping[int, Message], like: Weights
     ) -> dict[int, OwnUnits]:  # fmt: skip
-        """Collect trained layers of the names and shapes of `like`, `counted`: with counts; who has no record to train on has no say."""
+        """Collect trained layers of the names and shapes of `like`; who has no record to train on has no say."""
         replies, _ = server.average(cohort, handler, messages, of={"weights": like}, by=None, whole=True)
         found: dict[int, OwnUnits] = {}
         for i, reply in replies.items():
-            if not counted:
-                found[i] = reply
-            elif reply.counts is None or not sound(reply.counts, server.classes):
+            if reply.counts is None or not sound(reply.counts, server.classes):
                 server.lose(i, handler.__name__, "its counts are not numbers of records by class")
             elif any(reply.counts):
                 found[i] = reply
