@@ -23,17 +23,17 @@ class Toy(Ditto):
 def test_a_step_worked_by_hand():
     """F(w) = (w - 3)^2 / 2: v - .1 ((v - 3) + lambda (v - w)), and w - .1 (w - 3)."""
     for lam, expected in ((1.0, 0.4), (2.0, 0.5), (0.0, 0.3)):
-        sent, client = trained(Toy(**STEP, ditto_lambda=lam), 1.0, v=number(0.0))
+        sent, client = trained(Toy(**STEP, ditto_lambda=lam), 1.0, own=number(0.0))
         assert sent == pytest.approx(1.2)
-        assert float(client.state.v["weight"]) == pytest.approx(expected)
+        assert float(client.state.own["weight"]) == pytest.approx(expected)
     _, newcomer = trained(Toy(**STEP), 1.0, initial=2.0)
-    assert float(newcomer.state.v["weight"]) == pytest.approx(2 - 0.1 * (-1 + 1))
+    assert float(newcomer.state.own["weight"]) == pytest.approx(2 - 0.1 * (-1 + 1))
 
 
 def test_where_rate_times_lambda_is_one_the_step_begins_at_the_global_model():
     for v in (-5.0, 0.0, 7.0):
-        _, client = trained(Toy(**STEP, ditto_lambda=10.0), 1.0, v=number(v))
-        assert float(client.state.v["weight"]) == pytest.approx(1 - 0.1 * (v - 3), abs=1e-6)
+        _, client = trained(Toy(**STEP, ditto_lambda=10.0), 1.0, own=number(v))
+        assert float(client.state.own["weight"]) == pytest.approx(1 - 0.1 * (v - 3), abs=1e-6)
 
 
 @pytest.mark.parametrize("lam", [0.0, 1.0])
@@ -55,7 +55,7 @@ def test_with_lambda_zero_each_client_trains_alone_from_where_it_was():
             v = fit(
                 run.server._resident, Fit(v, algorithm.loss, run.engine._data[i], algorithm.training(t)), *streams
             ).weights
-        assert all(torch.equal(v[name], tensor) for name, tensor in server.client_states[i]["v"].items())
+        assert all(torch.equal(v[name], tensor) for name, tensor in server.client_states[i]["own"].items())
     run.engine.close()
 
 
@@ -63,9 +63,9 @@ def test_the_local_objective_is_for_the_global_half():
     both = [run_rounds(Ditto(**QUICK, local=f"fedprox:mu={mu}"), rounds=1) for mu in (0, 50)]
     assert tree.sha256(both[0].state.weights) != tree.sha256(both[1].state.weights)
     for i in range(4):
-        assert tree.sha256(both[0].client_states[i]["v"]) == tree.sha256(both[1].client_states[i]["v"])
+        assert tree.sha256(both[0].client_states[i]["own"]) == tree.sha256(both[1].client_states[i]["own"])
 
 
 def test_who_never_took_part_is_judged_by_the_global_model():
     weights = {"a": torch.ones(1)}
-    assert Ditto().personal_weights({}, weights) is weights
+    assert Ditto().personal_weights({}, weights) == weights

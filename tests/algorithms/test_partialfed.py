@@ -32,13 +32,13 @@ def test_exactly_the_kept_tensors_begin_from_the_clients_last_model(keep: str):
     first, second = (run_rounds(algorithm, rounds=n, model=WIDE) for n in (1, 2))
     run = Run(algorithm, WIDE, 1, 1.0, 2)
     for i in range(4):
-        last = first.client_states[i]["last"]
+        last = first.client_states[i]["own"]
         begin = {n: last[n] if is_kept(n, keep) else tensor for n, tensor in first.state.weights.items()}
         streams = (torch_stream(0, name, 1, i, 0) for name in ("fit", "draws"))
         fitted = fit(
             run.server._resident, Fit(begin, algorithm.loss, run.engine._data[i], algorithm.training(1)), *streams
         )
-        assert all(torch.equal(tensor, second.client_states[i]["last"][n]) for n, tensor in fitted.weights.items())
+        assert all(torch.equal(tensor, second.client_states[i]["own"][n]) for n, tensor in fitted.weights.items())
     run.engine.close()
 
 
@@ -48,7 +48,7 @@ def test_whole_models_go_up_and_down():
         server = run_rounds(PartialFed(**QUICK, **settings), rounds=2, model=WIDE)
         assert server.costs.legs == plain.costs.legs
         # the server's model is the mean of all that clients have, kept layers too
-        last = [server.client_states[i]["last"] for i in range(4)]
+        last = [server.client_states[i]["own"] for i in range(4)]
         for name, mean in server.state.weights.items():
             if mean.is_floating_point():
                 assert torch.allclose(torch.stack([mine[name] for mine in last]).mean(0), mean, atol=1e-6)
@@ -73,7 +73,7 @@ def client_with(model: nn.Module, last: dict, batches: list[Batch], policy: torc
         return model
 
     return Client(
-        id=0, round=3, data=bars(8, [0, 1], 0), classes=CLASSES, state=State({"last": last, "policy": policy}),
+        id=0, round=3, data=bars(8, [0, 1], 0), classes=CLASSES, state=State({"own": last, "policy": policy}),
         initial=last, seed=0, resident=resident, batches=lambda data, training: iter(batches[: training.steps]),
     )  # fmt: skip
 

@@ -25,13 +25,13 @@ def test_a_step_worked_by_hand():
         own = sent
         for _ in range(steps):
             own -= 0.1 * ((own - 3) + 2 * (own - sent))
-        assert float(client.state.theta["weight"]) == pytest.approx(own)
+        assert float(client.state.own["weight"]) == pytest.approx(own)
 
 
 def test_many_steps_reach_the_proximal_point():
     """argmin (x - 3)^2 / 2 + lambda/2 (x - w)^2 = (3 + lambda w) / (1 + lambda)."""
     _, client = trained(Toy(pfedme_lambda=3, personal_steps=60, personal_rate=0.1, learning_rate=1e-9), 1.0)
-    assert float(client.state.theta["weight"]) == pytest.approx((3 + 3 * 1) / 4, abs=1e-5)
+    assert float(client.state.own["weight"]) == pytest.approx((3 + 3 * 1) / 4, abs=1e-5)
 
 
 def test_with_one_step_it_is_fedavg_at_the_product_of_the_rates():

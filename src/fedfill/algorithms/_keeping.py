@@ -1,4 +1,4 @@
-"""A part stays at home: FedAvg of some tensors of the model, while each client keeps the others for itself."""
+"""What stays at home: each client keeps tensors for itself, a model beside the global one or a part that nobody else has."""
 
 from __future__ import annotations
 
@@ -16,10 +16,23 @@ from fedfill.protocol.server import Server
 from fedfill.tree import Tree, Weights
 
 
-class KeepsAPart(FedAvg):
-    """FedAvg of a part of the model. A subclass says in `kept` what stays with the clients, which train it along."""
+class KeepsItsOwn(FedAvg):
+    """FedAvg whose clients are judged with what they keep as ``own``. A subclass says in `train` how a client comes by it."""
 
     personal = True
+
+    def client_state(self) -> dict[str, Tree]:
+        """The client's own tensors, of a whole model or of a part; None before its first training."""
+        return {**super().client_state(), "own": None}
+
+    def personal_weights(self, state: Mapping[str, Tree], weights: Weights) -> Weights:
+        """The global model with the client's own tensors in their places, and its own last layer where one was fitted."""
+        return {**weights, **(state.get("own") or {}), **(state.get("own_head") or {})}
+
+
+class KeepsAPart(KeepsItsOwn):
+    """FedAvg of a part of the model. A subclass says in `kept` what stays with the clients, which train it along."""
+
     whole: ClassVar = {"local": ("moon", "scaffold", "fedcurv"), "aggregation": ("qffl",)}
     """What needs a whole model of the server's, and so is refused."""
 
@@ -45,14 +58,6 @@ class KeepsAPart(FedAvg):
                     f"is shared; allowed: {'fedprox' if axis == 'local' else 'fednova, dpfedavg'}, none"
                 )
         return super().resolved(rounds=rounds, model=model, inputs=inputs)
-
-    def client_state(self) -> dict[str, Tree]:
-        """The client's part; None before its first training."""
-        return {**super().client_state(), "own": None}
-
-    def personal_weights(self, state: Mapping[str, Tree], weights: Weights) -> Weights:
-        """The global model with the client's own part, and its own last layer where one was fitted."""
-        return {**weights, **(state.get("own") or {}), **(state.get("own_head") or {})}
 
     def round(self, server: Server, t: int) -> None:
         """FedAvg's, of the shared tensors alone."""

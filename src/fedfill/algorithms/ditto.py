@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from pydantic import Field
 
 from fedfill.algorithms import Broadcast, Update
-from fedfill.algorithms.fedavg import FedAvg
+from fedfill.algorithms._keeping import KeepsItsOwn
 from fedfill.protocol.client import Client, client_handler
 from fedfill.training.fit import Penalty
-from fedfill.tree import Tree, Weights
 
 
-class Ditto(FedAvg):
+class Ditto(KeepsItsOwn):
     """FedAvg, and beside it a model of each client's own that is held close to the global one (algorithm 1).
 
     Use it when each client needs a model of its own and some have too few samples to train one alone.
@@ -21,25 +18,15 @@ class Ditto(FedAvg):
 
     name = "ditto"
     numbers = True
-    personal = True
 
     ditto_lambda: float = Field(default=1.0, ge=0, allow_inf_nan=False)
     """How close a client's model is held to the global one (lambda); 0: each client alone."""
-
-    def client_state(self) -> dict[str, Tree]:
-        """The client's model v_i; None before its first training."""
-        return {**super().client_state(), "v": None}
-
-    def personal_weights(self, state: Mapping[str, Tree], weights: Weights) -> Weights:
-        """The client's model."""
-        own: Weights | None = state.get("v")
-        return weights if own is None else own
 
     @client_handler
     def train(self, client: Client, message: Broadcast) -> Update:
         """The global half as FedAvg has it; then v_i on F_i(v) + lambda/2 ||v - w_t||^2, from where it was (equation 1)."""
         done = self.contribute(client, message, self.loss)
-        v = client.initial if client.state.v is None else client.state.v
+        v = client.initial if client.state.own is None else client.state.own
         near = Penalty(self.ditto_lambda, message.weights)
-        client.state.v = client.fit(v, self.loss, self.training(client.round), penalty=near).weights
+        client.state.own = client.fit(v, self.loss, self.training(client.round), penalty=near).weights
         return done.reply(Update)

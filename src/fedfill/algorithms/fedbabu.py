@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import replace
 from typing import ClassVar, Literal
 
@@ -13,7 +13,7 @@ from fedfill.algorithms import Broadcast, Update
 from fedfill.algorithms._keeping import KeepsAPart
 from fedfill.models.views import part
 from fedfill.protocol.client import Client, client_handler
-from fedfill.tree import Tree, Weights
+from fedfill.tree import Weights
 
 
 class FedBABU(KeepsAPart):
@@ -37,24 +37,15 @@ class FedBABU(KeepsAPart):
         """The head, which everybody can draw."""
         return part(weights, "classifier").keys()
 
-    def client_state(self) -> dict[str, Tree]:
-        """The client's copy; None before its first training."""
-        return {**super().client_state(), "copy": None}
-
-    def personal_weights(self, state: Mapping[str, Tree], weights: Weights) -> Weights:
-        """The client's fine-tuned copy."""
-        own: Weights | None = state.get("copy")
-        return weights if own is None else own
-
     @client_handler
     def train(self, client: Client, message: Broadcast) -> Update:
         """ClientBodyUpdate of algorithm 1, with the head fixed; beside it a copy of what was received is fine-tuned."""
-        head = self.own(client, message.weights)
+        head = {name: tensor for name, tensor in client.initial.items() if name not in message.weights}
         done = self.contribute(client, message, self.loss, fixed=head)
         if self.personal_epochs:
             training = replace(self.training(client.round), epochs=self.personal_epochs, steps=None)
             moving, fixed = (
                 (head, message.weights) if self.personal_part == "head" else ({**message.weights, **head}, {})
             )
-            client.state.copy = {**fixed, **client.fit(moving, self.loss, training, fixed=fixed).weights}
+            client.state.own = {**fixed, **client.fit(moving, self.loss, training, fixed=fixed).weights}
         return done.reply(Update)

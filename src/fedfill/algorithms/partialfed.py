@@ -6,7 +6,6 @@ its own of before: by a mask that is given (Fix), or by one that it learns (Adap
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from itertools import islice
 from typing import Literal, Self
@@ -18,21 +17,20 @@ from torch.func import functional_call
 from torch.nn import functional
 
 from fedfill.algorithms import Broadcast, Update
-from fedfill.algorithms.fedavg import FedAvg
+from fedfill.algorithms._keeping import KeepsItsOwn
 from fedfill.errors import FedfillError
 from fedfill.models.views import NORMALISATION, first_names, layers_of, normalisation, part, trainable
 from fedfill.protocol.client import Client, client_handler
 from fedfill.tree import Tree, Weights
 
 
-class PartialFed(FedAvg):
+class PartialFed(KeepsItsOwn):
     """FedAvg whose clients load a part of the global model alone.
 
     Use it when clients' data look different and each client needs a model of its own.
     """
 
     name = "partialfed"
-    personal = True
 
     strategy: Literal["fixed", "adaptive"] = "adaptive"
     """Which layers are loaded: all but those of `keep`, or those that each client learns to load (section 3.3)."""
@@ -74,24 +72,19 @@ class PartialFed(FedAvg):
         return (*super().needs(), *norm, *head)
 
     def client_state(self) -> dict[str, Tree]:
-        """The client's last model, and the logits of its policy, ``[layers, 2]``: global and own."""
-        return {**super().client_state(), "last": None, "policy": None}
-
-    def personal_weights(self, state: Mapping[str, Tree], weights: Weights) -> Weights:
-        """The client's last model."""
-        own: Weights | None = state.get("last")
-        return weights if own is None else own
+        """Beside its last model the logits of the client's policy, ``[layers, 2]``: global and own."""
+        return {**super().client_state(), "policy": None}
 
     @client_handler
     def train(self, client: Client, message: Broadcast) -> Update:
         """Load a part, train, send everything."""
         done = self.contribute(client, replace(message, weights=self.begin(client, message.weights)), self.loss)
-        client.state.last = done.trained
+        client.state.own = done.trained
         return done.reply(Update)
 
     def begin(self, client: Client, received: Weights) -> Weights:
         """What the local training starts from: the global model in a client's first round."""
-        last = client.state.last
+        last = client.state.own
         if last is None:
             return received
         if self.strategy == "fixed":

@@ -2,37 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 from pydantic import Field
 
 from fedfill.algorithms import Broadcast, Update
-from fedfill.algorithms.fedavg import FedAvg
+from fedfill.algorithms._keeping import KeepsItsOwn
 from fedfill.protocol.client import Client, client_handler
-from fedfill.tree import Tree, Weights
 
 
-class PFedAvg(FedAvg):
+class PFedAvg(KeepsItsOwn):
     """FedAvg, of whose global model each client fine-tunes a copy that it keeps to itself.
 
     Use it when each client needs a model of its own and has many samples to fine-tune it on.
     """
 
     name = "pfedavg"
-    personal = True
 
     personal_epochs: int | None = Field(default=None, ge=1)
     """Epochs of the fine-tuning; none: as many, or as many steps, as the local training has."""
-
-    def client_state(self) -> dict[str, Tree]:
-        """The client's copy; None before its first training."""
-        return {**super().client_state(), "copy": None}
-
-    def personal_weights(self, state: Mapping[str, Tree], weights: Weights) -> Weights:
-        """The client's fine-tuned copy."""
-        own: Weights | None = state.get("copy")
-        return weights if own is None else own
 
     @client_handler
     def train(self, client: Client, message: Broadcast) -> Update:
@@ -46,5 +34,5 @@ class PFedAvg(FedAvg):
         if self.personal_epochs is not None:
             training = replace(self.training(client.round), epochs=self.personal_epochs, steps=None)
             tuned = client.fit(message.weights, self.loss, training).weights
-        client.state.copy = tuned
+        client.state.own = tuned
         return done.reply(Update)

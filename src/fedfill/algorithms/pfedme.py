@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +11,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from fedfill.algorithms import Broadcast, Composable, Start, Update
-from fedfill.algorithms.fedavg import FedAvg
+from fedfill.algorithms._keeping import KeepsItsOwn
 from fedfill.data.samples import Batch
 from fedfill.errors import FedfillError
 from fedfill.models.views import trainable
@@ -20,17 +20,16 @@ from fedfill.protocol.server import Server
 from fedfill.training.fit import Context, Loss, Penalty
 from fedfill.training.functional import loss_at
 from fedfill.training.optimizers import OptimizerName
-from fedfill.tree import Tree, Weights
+from fedfill.tree import Weights
 
 
-class PFedMe(FedAvg):
+class PFedMe(KeepsItsOwn):
     """FedAvg of models from each of which a client's own is a few held steps away (algorithm 1).
 
     Use it when each client needs a model of its own and you can tune two rates; Ditto is simpler.
     """
 
     name = "pfedme"
-    personal = True
     unfair = "its steps are learning_rate times pfedme_lambda; give the others optimizer=sgd and a rate of their own"
 
     pfedme_lambda: float = Field(default=15.0, gt=0, allow_inf_nan=False)
@@ -55,15 +54,6 @@ class PFedMe(FedAvg):
                 f"optimizer: found {self.optimizer} with momentum={self.momentum:g} with pfedme, whose step is eta lambda (w - theta); "
                 "allowed: optimizer=sgd and momentum=0"
             )
-
-    def client_state(self) -> dict[str, Tree]:
-        """The client's model theta_i; None before its first training."""
-        return {**super().client_state(), "theta": None}
-
-    def personal_weights(self, state: Mapping[str, Tree], weights: Weights) -> Weights:
-        """The client's model."""
-        own: Weights | None = state.get("theta")
-        return weights if own is None else own
 
     def objective(self, start: Start, loss: Loss) -> Loss:
         """F_i(w), the Moreau envelope of the loss, on a mini-batch: its gradient is lambda (w - theta) (equation 3)."""
@@ -98,5 +88,5 @@ class PFedMe(FedAvg):
         done = self.contribute(client, message, self.loss)
         training = replace(self.training(client.round), steps=self.personal_steps, learning_rate=self.personal_rate)
         near = Penalty(self.pfedme_lambda, done.trained)
-        client.state.theta = client.fit(done.trained, self.loss, training, penalty=near).weights
+        client.state.own = client.fit(done.trained, self.loss, training, penalty=near).weights
         return done.reply(Update)
