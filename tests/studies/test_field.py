@@ -9,11 +9,14 @@ import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from statistics import fmean
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+
+from fedfill.studies.rules import NOT_TRIED
 
 FIELD = Path(__file__).parents[2] / "experiments" / "field"
 SCRIPTS = ("stored", "choice", "counts", "picture", "table", "personal", "everyone", "pages")
@@ -266,6 +269,45 @@ def test_pages_of_methods_say_what_is_stored(field: SimpleNamespace) -> None:
     texts = {page.name: page.read_text() for page in pages.glob("*.md")}
     assert sum(len(field.pages.TABLE.findall(text)) for text in texts.values()) >= 19
     assert [name for name, text in texts.items() if field.pages.brought_up(text, stored) != text] == []
+
+
+def test_the_studys_points_are_those_of_the_stored_runs(field: SimpleNamespace) -> None:
+    lines = field.stored.read(field.folder / "runs.csv")
+
+    def points(names: str, head: str, *divisions: str) -> list[int]:
+        """Mean differences to FedAvg, whole, in ascending order."""
+        gaps = (field.counts.gaps_of(lines, d, name, head) for name in names.split(", ") for d in divisions)
+        return sorted(round(fmean(found)) for found in gaps)
+
+    def losses(names: str, *divisions: str) -> str:
+        found = points(names, "trained", *divisions)
+        return f"{-found[-1]} to {-found[0]} points"
+
+    every, hard, one = tuple(field.choice.PARTITIONS), ("dirichlet:0.1", "classes:1"), "classes:1"
+    personal = field.stored.read(field.folder / "personal.csv")
+    own = {
+        name: fmean(100 * float(line["mean"]) for line in personal if line["algorithm"] == name)
+        for name in ("pfedavg", "perfedavg")
+    }
+    said = {
+        "feddpms, sdafl, fedzdac, fedzdas": f"{fmean(field.counts.gaps_of(lines, one, 'feddpms', 'trained')):.1f} (feddpms)",
+        "feddyn": "by {} to {} points with ccvr".format(*points("feddyn", "ccvr", *every)[::2]),
+        "fedavgm": f"{points('fedavgm', 'trained', one)[0]} points above fedavg there, {points('fedavgm', 'ccvr', one)[0]} with ccvr",
+        "fedadam, fedyogi, fedadagrad": f"they lost {losses('fedadam, fedyogi, fedadagrad', *every)}",
+        "fedsam, mofedsam": "{} and {} points above fedavg there, {} to {} with ccvr".format(
+            *points("fedsam, mofedsam", "trained", one), *points("fedsam, mofedsam", "ccvr", one)
+        ),
+        "feddc": f"it lost {losses('feddc', *hard)}",
+        "moon": f"it lost {losses('moon', *every)}",
+        "qffl": f"it lost {losses('qffl', *every)}",
+        "fedma": "{} to {} points above fedavg, {} to {} with ccvr".format(
+            *points("fedma", "trained", *every)[::2], *points("fedma", "ccvr", *every)[::2]
+        ),
+        "perfedavg": f"{round(own['pfedavg'] - own['perfedavg'])} points below it on digits",
+    }
+    assert [(names, words) for names, words in said.items() if words not in NOT_TRIED[names]] == []
+    assert all(abs(gap) <= 1 for gap in points("fedcurv", "trained", *every))
+    assert min(min(field.counts.gaps_of(lines, d, "feddyn", head)) for d in every for head in ("trained", "ccvr")) > 0
 
 
 def test_a_page_is_brought_up_by_hand(field: SimpleNamespace, small: list[dict[str, str]]) -> None:
