@@ -46,6 +46,12 @@ class Clustered(FedAvg):
         """All models, as ``<cluster>.<name>``."""
         return {f"{j}.{name}": tensor for j, model in enumerate(self.models(server)) for name, tensor in model.items()}
 
+    @staticmethod
+    def model_of(j: int, weights: Weights) -> Weights:
+        """One cluster's model, out of those of all."""
+        start = f"{j}."
+        return {name.removeprefix(start): tensor for name, tensor in weights.items() if name.startswith(start)}
+
     def models(self, server: Server) -> list[Weights]:
         """The models of all clusters, which begin as one: the initial model."""
         found: list[Weights] = server.state.models or [server.state.weights]
@@ -91,8 +97,7 @@ class Assigned(Clustered):
     def personal_weights(self, state: Mapping[str, Tree], weights: Weights) -> Weights:
         """The model of the client's cluster, and the first one for a client that has never trained."""
         number = state.get("number")
-        start = f"{0 if number is None else int(weights[MEMBERS][number])}."
-        return {name.removeprefix(start): tensor for name, tensor in weights.items() if name.startswith(start)}
+        return self.model_of(0 if number is None else int(weights[MEMBERS][number]), weights)
 
     def trained_from(self, server: Server, starts: Mapping[int, Weights]) -> dict[int, Update]:
         """Let clients train, each from a model of its own.

@@ -69,8 +69,7 @@ class IFCA(Clustered):
 
     def personal_weights(self, state: Mapping[str, Tree], weights: Weights) -> Weights:
         """The model of the client's cluster, and of the first where it has none yet."""
-        start = f"{state.get('cluster') or 0}."
-        return {name.removeprefix(start): tensor for name, tensor in weights.items() if name.startswith(start)}
+        return self.model_of(state.get("cluster") or 0, weights)
 
     def models(self, server: Server) -> list[Weights]:
         """The models of all clusters, which begin with the initial one and with noisy copies of it."""
