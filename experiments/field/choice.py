@@ -9,6 +9,7 @@ from typing import Any
 
 from stored import BASELINE, FOLDER
 
+from fedfill.algorithms import find
 from fedfill.runs.directory import read_toml
 
 PARTITIONS = {"dirichlet:0.5": "Dirichlet .5", "dirichlet:0.1": "Dirichlet .1", "classes:1": "one class per client"}
@@ -48,8 +49,9 @@ def asked() -> dict[str, Asked]:
             own = dict(part.split("=") for part in settings.split(",") if part)
             rates = own.pop("learning_rate", None) is not None
             name = with_network(algorithm, shared.get("model", ""))
+            once = {"rounds": "1"} if find(algorithm).single_round else {}  # no more are run, whatever the file says
             found[f"{name}, {', '.join(own.values())}" if name in found else name] = Asked(
-                algorithm, shared | own, rates
+                algorithm, shared | own | once, rates
             )
     return found
 

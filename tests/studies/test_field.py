@@ -121,6 +121,16 @@ def test_runs_that_no_grid_asks_for_are_refused(
         list(field.table.collected(tmp_path / "runs"))
 
 
+def test_what_takes_one_round_was_asked_for_one(field: SimpleNamespace) -> None:
+    options = field.choice.asked()["fedcgs"].options
+    document = {**options, "settings": {}}
+    assert (options["rounds"], field.choice.asked()["softmax"].options["rounds"]) == ("1", "10")
+    name_of = field.table.name_of
+    assert name_of(Path("run"), "fedcgs", "classes:1", {**document, "model": "cnn2"}) == "fedcgs"
+    with pytest.raises(SystemExit, match="rounds: found 10; allowed: 1"):
+        name_of(Path("run"), "fedcgs", "classes:1", {**document, "model": "cnn2", "rounds": 10})
+
+
 def test_a_folder_without_runs_is_refused(field: SimpleNamespace, tmp_path: Path) -> None:
     for script in (field.table, field.personal):
         with pytest.raises(SystemExit, match="no finished run"):
