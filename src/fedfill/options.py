@@ -358,8 +358,8 @@ class Shared(TypedDict, total=False):
     """Mini-batches of 256 draws on which the last layer is trained, with classifier=softmax."""
     proto_weight: float
     """Weight of the distance to the prototypes (lambda); 0: each client alone."""
-    proto_distance: Literal["squared", "mean"]
-    """The squared distance, or its mean over coordinates, as in the authors' program."""
+    proto_distance: Literal["mean", "squared"]
+    """The squared distance as its mean over coordinates, for which the authors chose lambda, or as it is."""
     predict: Literal["prototypes", "classifier"]
     """How a client's model decides: by the nearest global prototype, or by its own classifier."""
     mu: float
