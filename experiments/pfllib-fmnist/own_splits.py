@@ -77,10 +77,18 @@ def counts(summary: dict[str, Any]) -> tuple[int, int]:
 
 
 def table(stored: Counts) -> list[str]:
-    """The lines of the page's table, the best row first: mean and deviation over the seeds, and of the difference seed by seed."""
+    """The lines of the page's table, the best row first: mean and deviation over the seeds, and of the difference seed by seed.
+
+    Rows of which a run diverged are left out.
+    """
+    entries = json.loads((FOLDER / "results.json").read_bytes())
+    diverged = {
+        entry["row"] for entry in entries if "diverged" in entry
+    }  # of which one seed less would be a luckier mean
     of: dict[str, dict[int, float]] = {}
     for (row, seed), (right, images) in sorted(stored.items()):
-        of.setdefault(row, {})[seed] = right / images
+        if row not in diverged:
+            of.setdefault(row, {})[seed] = right / images
     alone = of.get(ALONE, {})
     lines = [f"| own splits, all images together | seeds | | − {ALONE} |", "|---|---|---:|---:|"]
     for row, by_seed in sorted(of.items(), key=lambda pair: -fmean(pair[1].values())):

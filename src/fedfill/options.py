@@ -359,7 +359,7 @@ class Shared(TypedDict, total=False):
     proto_weight: float
     """Weight of the distance to the prototypes (lambda); 0: each client alone."""
     proto_distance: Literal["mean", "squared"]
-    """The squared distance as its mean over coordinates, for which the authors chose lambda, or as it is."""
+    """The mean of the squared differences over coordinates, for which the authors chose lambda, or their sum ..."""
     predict: Literal["prototypes", "classifier"]
     """How a client's model decides: by the nearest global prototype, or by its own classifier."""
     mu: float

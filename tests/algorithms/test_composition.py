@@ -9,8 +9,9 @@ from tests.helpers import TINY_GAN, refused, run_rounds, scripted, small_federat
 from torch import Tensor
 
 import fedfill
-from fedfill.algorithms import Update, find, known_algorithms, parse_variant
+from fedfill.algorithms import Composable, Update, find, known_algorithms, parse_variant
 from fedfill.algorithms._registry import registered
+from fedfill.algorithms._values import able
 from fedfill.algorithms.fedavg import FedAvg
 from fedfill.algorithms.feddpms import FedDPMS
 from fedfill.algorithms.fedmix import FedMix
@@ -19,6 +20,7 @@ from fedfill.algorithms.fedvae import FedVAE
 from fedfill.errors import ContractError, FedfillError, checked
 from fedfill.experiment.settings import Experiment
 from fedfill.models.classifiers import Encoder
+from fedfill.models.views import weights_of
 
 DPMS = {"alpha": 5, "max_candidates": 50, "preliminary_rounds": 2, "local_epochs": 1, "batch_size": 8}
 SGD = {"optimizer": "sgd", "learning_rate": 0.05}
@@ -426,3 +428,13 @@ def test_two_parts_that_keep_the_same_name_are_refused() -> None:
             )
     finally:
         registered.pop("keeps-control")
+
+
+def test_no_two_algorithms_that_go_together_keep_something_under_the_same_name() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2))
+    kinds = [kind for kind in known_algorithms().values() if issubclass(kind, Composable) and kind.name]
+    values = [(axis, name) for axis in ("local", "aggregation") for name in able(axis)]
+    pairs = [(kind, axis, name) for kind in kinds for axis, name in values if axis not in kind.axes()]
+    assert len(pairs) > 300
+    for kind, axis, name in pairs:
+        kind(**{axis: name})._check_states(weights_of(model))

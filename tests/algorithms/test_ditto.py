@@ -64,8 +64,3 @@ def test_the_local_objective_is_for_the_global_half():
     assert tree.sha256(both[0].state.weights) != tree.sha256(both[1].state.weights)
     for i in range(4):
         assert tree.sha256(both[0].client_states[i]["own"]) == tree.sha256(both[1].client_states[i]["own"])
-
-
-def test_who_never_took_part_is_judged_by_the_global_model():
-    weights = {"a": torch.ones(1)}
-    assert Ditto().personal_weights({}, weights) == weights

@@ -53,11 +53,6 @@ def test_fine_tuning_leaves_what_is_shared_alone_and_weight_decay_the_head():
     assert torch.equal(plain["classifier.bias"], initial["classifier.bias"])
 
 
-def test_who_never_took_part_is_judged_by_the_global_model():
-    weights = {"a": torch.ones(1)}
-    assert FedBABU().personal_weights({"own": None}, weights) == weights
-
-
 def test_slips():
     with refused("local", "moon with fedbabu"):
         run_rounds(FedBABU(local="moon:contrast=latent"), rounds=1)

@@ -29,7 +29,7 @@ def test_a_step_worked_by_hand(order: str, slope: float):
     algorithm = Toy(inner_rate=0.1, order=order, optimizer="sgd", learning_rate=0.01, local_steps=1)
     sent, client = trained(algorithm, 1.0)
     assert sent == pytest.approx(1 - 0.01 * slope, abs=1e-5)
-    assert float(client.state.own["weight"]) == pytest.approx(0.8)
+    assert float(client.state.adapted["weight"]) == pytest.approx(0.8)
 
 
 def slopes(algorithm: PerFedAvg, width: str = "") -> tuple[torch.Tensor, nn.Module]:
@@ -66,7 +66,7 @@ def test_without_an_inner_step_it_is_fedavg_to_the_bit():
     plain, own = (run_rounds(a, rounds=2) for a in (FedAvg(**QUICK), PerFedAvg(**QUICK, inner_rate=0)))
     assert all(torch.equal(own.state.weights[name], tensor) for name, tensor in plain.state.weights.items())
     assert own.costs == plain.costs or own.costs.legs == plain.costs.legs
-    assert all(state["own"] is None for state in own.client_states.values())
+    assert all(state["adapted"] is None for state in own.client_states.values())
 
 
 def test_clients_take_their_step_from_what_they_received():
@@ -79,7 +79,7 @@ def test_clients_take_their_step_from_what_they_received():
         fitted = fit(
             run.server._resident, Fit(first.state.weights, algorithm.loss, run.engine._data[i], training), *streams
         )
-        assert all(torch.equal(w, second.client_states[i]["own"][name]) for name, w in fitted.weights.items())
+        assert all(torch.equal(w, second.client_states[i]["adapted"][name]) for name, w in fitted.weights.items())
     run.engine.close()
 
 

@@ -55,12 +55,6 @@ def test_copies_never_leave_and_the_local_objective_is_for_what_is_shared():
         assert tree.sha256(a) == tree.sha256(b)
 
 
-def test_who_never_took_part_is_evaluated_with_the_global_model():
-    weights = {"a": torch.ones(1)}
-    assert PFedAvg().personal_weights({}, weights) == weights
-    assert PFedAvg().personal_weights({"own": None}, weights) == weights
-
-
 def test_clients_know_their_own_classes_better_than_the_global_model_does():
     settings = {**QUICK, "local_epochs": 3}
     plain, personal = (

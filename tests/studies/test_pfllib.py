@@ -47,18 +47,23 @@ def test_right_answers_are_counted_by_hand(script: ModuleType, tmp_path: Path, m
         {"digest": "aa", "row": "each client alone"},
         {"digest": "bb", "row": "each client alone"},
         {"digest": "cc", "row": "X"},
+        {"digest": "dd", "row": "Y"},
+        {"digest": "ee", "row": "Y", "diverged": "training diverged"},
     ]
     (script.FOLDER / "results.json").write_text(json.dumps(entries))
     # 3 of 4 and 5 of 6; a client without a test split adds nothing
     run_of(tmp_path / "runs" / "a", "aa", 0, [0.75, 5 / 6, None], [4, 6, 0])
     run_of(tmp_path / "runs" / "b", "bb", 1, [0.5, 0.5], [4, 6])
     run_of(tmp_path / "runs" / "c", "cc", 0, [1.0, 0.5], [4, 6])
+    run_of(tmp_path / "runs" / "d", "dd", 0, [1.0, 1.0], [4, 6])  # another seed of its row diverged
     assert script.finished(tmp_path / "runs") == {
-        ("each client alone", 0): (8, 10), ("each client alone", 1): (5, 10), ("X", 0): (7, 10),
+        ("each client alone", 0): (8, 10), ("each client alone", 1): (5, 10), ("X", 0): (7, 10), ("Y", 0): (10, 10),
     }  # fmt: skip
     monkeypatch.setattr(sys, "argv", ["own_splits.py", str(tmp_path / "runs")])
     script.main()
-    written = (script.FOLDER / "README.md").read_text().partition(script.BEGIN)[2].splitlines()[2:4]
+    written = (
+        (script.FOLDER / "README.md").read_text().partition(script.BEGIN)[2].partition(script.END)[0].splitlines()[2:]
+    )
     assert written == ["| X | 0 | 0.700 | -0.100 |", "| each client alone | 0, 1 | 0.650 ± 0.212 |  |"]
     assert script.read() == script.finished(tmp_path / "runs")
 

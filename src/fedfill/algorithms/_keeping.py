@@ -26,8 +26,8 @@ class KeepsItsOwn(FedAvg):
         return {**super().client_state(), "own": None}
 
     def personal_weights(self, state: Mapping[str, Tree], weights: Weights) -> Weights:
-        """The global model with the client's own tensors in their places, and its own last layer where one was fitted."""
-        return {**weights, **(state.get("own") or {}), **(state.get("own_head") or {})}
+        """The global model with the client's own tensors in their places."""
+        return {**weights, **(state.get("own") or {})}
 
 
 class KeepsAPart(KeepsItsOwn):
@@ -59,6 +59,10 @@ class KeepsAPart(KeepsItsOwn):
                 )
         return super().resolved(rounds=rounds, model=model, inputs=inputs)
 
+    def personal_weights(self, state: Mapping[str, Tree], weights: Weights) -> Weights:
+        """The global model with the client's own part, and its own last layer where one was fitted."""
+        return {**super().personal_weights(state, weights), **(state.get("own_head") or {})}
+
     def round(self, server: Server, t: int) -> None:
         """FedAvg's, of the shared tensors alone."""
         state = server.state
@@ -79,9 +83,13 @@ class KeepsAPart(KeepsItsOwn):
         client.state.own = done.beside
         return done.reply(Update)
 
-    @staticmethod
-    def own(client: Client, shared: Weights) -> Weights:
+    @classmethod
+    def own(cls, client: Client, shared: Weights) -> Weights:
         """The client's own part; the initial model's before its first training."""
-        if client.state.own is not None:
-            return client.state.own  # type: ignore[no-any-return]
+        own: Weights | None = client.state.own
+        return cls.drawn(client, shared) if own is None else own
+
+    @staticmethod
+    def drawn(client: Client, shared: Weights) -> Weights:
+        """The part that is not shared, as everybody can draw it: the initial model's."""
         return {name: tensor for name, tensor in client.initial.items() if name not in shared}

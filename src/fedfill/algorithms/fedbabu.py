@@ -40,7 +40,7 @@ class FedBABU(KeepsAPart):
     @client_handler
     def train(self, client: Client, message: Broadcast) -> Update:
         """ClientBodyUpdate of algorithm 1, with the head fixed; beside it a copy of what was received is fine-tuned."""
-        head = {name: tensor for name, tensor in client.initial.items() if name not in message.weights}
+        head = self.drawn(client, message.weights)
         done = self.contribute(client, message, self.loss, fixed=head)
         if self.personal_epochs:
             training = replace(self.training(client.round), epochs=self.personal_epochs, steps=None)

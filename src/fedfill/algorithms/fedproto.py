@@ -62,7 +62,7 @@ class FedProto(Algorithm):
     proto_weight: float = Field(default=1.0, ge=0, allow_inf_nan=False)
     """Weight of the distance to the prototypes (lambda); 0: each client alone."""
     proto_distance: Literal["mean", "squared"] = "mean"
-    """The squared distance as its mean over coordinates, for which the authors chose lambda, or as it is."""
+    """The mean of the squared differences over coordinates, for which the authors chose lambda, or their sum (squared)."""
     predict: Literal["prototypes", "classifier"] = "prototypes"
     """How a client's model decides: by the nearest global prototype, or by its own classifier."""
 

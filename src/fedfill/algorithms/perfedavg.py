@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Literal
 
@@ -10,20 +11,22 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from fedfill.algorithms import Broadcast, Start, Update
-from fedfill.algorithms._keeping import KeepsItsOwn
+from fedfill.algorithms.fedavg import FedAvg
 from fedfill.data.samples import Batch
 from fedfill.protocol.client import Client, client_handler
 from fedfill.training.fit import Context, Loss
 from fedfill.training.functional import gradient, loss_at
+from fedfill.tree import Tree, Weights
 
 
-class PerFedAvg(KeepsItsOwn):
+class PerFedAvg(FedAvg):
     """FedAvg of a model that is good after one gradient step on a client's own data, which each client takes (algorithm 1).
 
     Use it when clients have few samples and new ones come, who shall have a model of their own at once.
     """
 
     name = "perfedavg"
+    personal = True
 
     inner_rate: float = Field(default=0.01, ge=0, allow_inf_nan=False)
     """Size of the step that makes a model personal (alpha); 0: FedAvg."""
@@ -35,6 +38,15 @@ class PerFedAvg(KeepsItsOwn):
     """Share of each mini-batch that the inner step is taken on; the rest is for the outer one."""
     adaptation_steps: int = Field(default=1, ge=0)
     """Steps of size inner_rate that a client takes to its own model; 0: it is judged by the global one."""
+
+    def client_state(self) -> dict[str, Tree]:
+        """The client's model; None before its first training. Others with local=perfedavg keep it beside their ``own``."""
+        return {**super().client_state(), "adapted": None}
+
+    def personal_weights(self, state: Mapping[str, Tree], weights: Weights) -> Weights:
+        """The client's model."""
+        own: Weights | None = state.get("adapted")
+        return weights if own is None else own
 
     def objective(self, start: Start, loss: Loss) -> Loss:
         """F_i(w) = f_i(w - alpha grad f_i(w)), the inner gradient and the outer one on samples of their own (equation 6)."""
@@ -84,7 +96,7 @@ class PerFedAvg(KeepsItsOwn):
         if self.inner_rate and self.adaptation_steps:
             step = {"optimizer": "sgd", "learning_rate": self.inner_rate, "momentum": 0.0, "weight_decay": 0.0}
             training = replace(self.training(client.round), steps=self.adaptation_steps, **step)  # type: ignore[arg-type]
-            client.state.own = client.fit(message.weights, self.loss, training).weights
+            client.state.adapted = client.fit(message.weights, self.loss, training).weights
         return done.reply(Update)
 
 
