@@ -1,4 +1,4 @@
-"""FedCurv: information and penalty by hand, whose they are, and where it is FedAvg."""
+"""FedCurv: the penalty by hand, whose they are, and where it is FedAvg."""
 
 from typing import Any
 
@@ -6,12 +6,11 @@ import pytest
 import torch
 from tests.helpers import refused, run_rounds, scripted, start_of
 from torch import nn
-from torch.nn import functional
 
 from fedfill.algorithms import Update
 from fedfill.algorithms.fedavg import FedAvg
 from fedfill.algorithms.fedbn import FedBN
-from fedfill.algorithms.fedcurv import FedCurv, information
+from fedfill.algorithms.fedcurv import FedCurv
 from fedfill.algorithms.feddpms import FedDPMS
 from fedfill.data.samples import Samples
 from fedfill.training.fit import Context
@@ -28,33 +27,6 @@ class One(nn.Module):
 
 def sums(f: float, fw: float) -> dict[str, torch.Tensor]:
     return {"F w": torch.tensor([f]), "Fw w": torch.tensor([fw])}
-
-
-def test_the_information_by_hand():
-    """Scores are the biases, both 0: the gradient of a sample is (-1/2, 1/2) or (1/2, -1/2)."""
-    model = nn.Linear(1, 2)
-    nn.init.zeros_(model.weight)
-    nn.init.zeros_(model.bias)
-    samples = Samples(torch.tensor([[2.0], [0.0]]), torch.tensor([0, 1]))
-    found = information(model.eval(), dict(model.state_dict()), samples)
-    assert torch.allclose(found["bias"], torch.tensor([0.25, 0.25]))
-    assert torch.allclose(found["weight"], torch.tensor([[0.5], [0.5]]))  # (2/2)^2, and nothing from x = 0
-
-
-def test_the_information_is_of_single_samples_whatever_the_chunks(monkeypatch: pytest.MonkeyPatch):
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(3, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, 4)).eval()
-    samples = Samples(torch.randn(7, 3), torch.tensor([0, 1, 2, 3, 0, 1, 2]))
-    expected = {name: torch.zeros_like(p) for name, p in model.named_parameters()}
-    for x, y in zip(samples.inputs, samples.labels, strict=True):
-        model.zero_grad()
-        functional.cross_entropy(model(x[None]), y[None]).backward()
-        for name, p in model.named_parameters():
-            expected[name] += p.grad.square() / 7
-    for most in (1, 1 << 24):
-        monkeypatch.setattr("fedfill.algorithms.fedcurv.GRADIENTS", most)
-        found = information(model, {name: p.detach() for name, p in model.named_parameters()}, samples)
-        assert all(torch.allclose(found[name], f, atol=1e-6) for name, f in expected.items())
 
 
 @pytest.mark.parametrize(("sent_in", "f", "fw"), [(4, 5 - 2, 7 - 2), (3, 5, 7), (None, 5, 7)])

@@ -132,23 +132,6 @@ class Composable(Headed):
             FedfillError: Where it makes no sense.
         """
 
-    def require_plain_steps(self, whole: Composable, what: str) -> None:
-        """Refuse an optimizer whose steps are not the learning rate times a gradient.
-
-        Args:
-            whole: The algorithm that is run.
-            what: What this one reads off the steps, as in "whose directions".
-
-        Raises:
-            FedfillError: Where it is not plain SGD.
-        """
-        if whole.optimizer != "sgd" or whole.momentum:
-            found = f"optimizer={whole.optimizer}" + (f" and momentum={whole.momentum:g}" if whole.momentum else "")
-            raise FedfillError(
-                f"optimizer: found {found} with {self.name}, {what} the steps divided by the learning rate; allowed: "
-                "optimizer=sgd and momentum=0"
-            )
-
     def server_state(self, initial: Weights) -> dict[str, Tree]:
         """The global model, and what local objective and aggregation keep at the server."""
         state = super().server_state(initial)

@@ -5,19 +5,15 @@ from __future__ import annotations
 import torch
 from pydantic import Field
 from torch import Tensor, nn
-from torch.func import functional_call, grad, vmap
-from torch.nn import functional
 
 from fedfill.algorithms import Start
 from fedfill.algorithms.fedavg import FedAvg
-from fedfill.data.samples import Batch, Samples, normalise
-from fedfill.models.views import first_names, trainable
+from fedfill.data.samples import Batch
+from fedfill.models.views import trainable
 from fedfill.protocol.server import Server
 from fedfill.training.fit import Context, Loss
+from fedfill.training.functional import fisher_information
 from fedfill.tree import Tree, Weights, zeros_like
-
-GRADIENTS = 1 << 24
-"""Numbers of all samples' own gradients that are held at once."""
 
 
 class FedCurv(FedAvg):
@@ -44,7 +40,7 @@ class FedCurv(FedAvg):
         if not self.curv_lambda:
             return None
         weights = server.state.weights
-        return server.state.curvature or zeros_like(both(*[trainable(server.model(weights), weights)] * 2))
+        return server.state.curvature or zeros_like(both(*[server.parameters(weights)] * 2))
 
     def objective(self, start: Start, loss: Loss) -> Loss:
         """L_i(w) + lambda sum over j != i of (w - w_j)^T diag(F_j) (w - w_j), but for a constant."""
@@ -70,7 +66,7 @@ class FedCurv(FedAvg):
         if start.control is None:
             return None
         model = start.client.model(trained)
-        fisher = information(model, trainable(model, trained), start.data)
+        fisher = fisher_information(model, trainable(model, trained), start.data)
         sent = both(fisher, {name: f * trained[name] for name, f in fisher.items()})
         start.client.state.curvature, start.client.state.sent_in = sent, start.client.round
         return sent
@@ -83,30 +79,3 @@ class FedCurv(FedAvg):
 def both(fisher: Weights, pulled: Weights) -> Weights:
     """F and F w of all parameters as one message's tensors."""
     return {f"F {name}": f for name, f in fisher.items()} | {f"Fw {name}": fw for name, fw in pulled.items()}
-
-
-def information(model: nn.Module, parameters: Weights, samples: Samples) -> Weights:
-    """The diagonal of the empirical Fisher information: the mean square of each sample's own gradient of its log-likelihood.
-
-    Args:
-        model: In evaluation mode.
-        parameters: Its own, by name; what layers share has several names.
-        samples: ``[n, ...]``; with none of them it is 0.
-
-    Returns:
-        Of the names and shapes of the parameters.
-    """
-    first = first_names(model)
-    own = {name: w for name, w in parameters.items() if first[name] == name}
-
-    def surprise(tensors: Weights, x: Tensor, label: Tensor) -> Tensor:
-        return functional.cross_entropy(functional_call(model, tensors, (x[None],)), label[None])
-
-    each = vmap(grad(surprise), in_dims=(None, 0, 0))
-    total = zeros_like(own)
-    size = max(1, GRADIENTS // max(1, sum(w.numel() for w in own.values())))
-    for start in range(0, len(samples), size):
-        some = samples[start : start + size]
-        for name, g in each(own, normalise(some.inputs), some.labels).items():
-            total[name] += g.square().sum(0)
-    return {name: total[first[name]] / max(1, len(samples)) for name in parameters}

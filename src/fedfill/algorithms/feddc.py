@@ -7,38 +7,28 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from fedfill.algorithms import Composable, Start
-from fedfill.algorithms.fedavg import FedAvg
-from fedfill.models.views import trainable
+from fedfill.algorithms import Start
+from fedfill.algorithms._plain_steps import PlainSteps
 from fedfill.protocol.server import Server
 from fedfill.training.fit import Penalty
-from fedfill.training.optimizers import OptimizerName
 from fedfill.tree import Tree, Weights, zeros_like
 
 
-class FedDC(FedAvg):
+class FedDC(PlainSteps):
     """Clients learn how far they drift from the global model, and server and clients take that into account (algorithm 1).
 
     Use it when clients' data differ and all take part often; it has the terms of feddyn and of scaffold at once.
     """
 
     name = "feddc"
+    read_off = "correction is"
     unfair = "its gradients' correction is read off plain gradient steps; give the others optimizer=sgd and its learning_rate"
 
     dc_alpha: float = Field(default=0.01, ge=0, allow_inf_nan=False)
     """Weight of the penalty on the drift (alpha)."""
 
-    optimizer: OptimizerName = "sgd"
-    """Of the local training: sgd, since the correction is read off its steps."""
-    learning_rate: float = Field(default=0.02, gt=0, allow_inf_nan=False)
-    """Step size of the local training."""
     weighting: Literal["uniform"] = "uniform"
     """Weights of the average: the server's step is on the plain mean."""
-
-    def check_compatible(self, whole: Composable) -> None:
-        """The gradients' correction is read off plain gradient steps."""
-        super().check_compatible(whole)
-        self.require_plain_steps(whole, "whose correction is")
 
     def server_state(self, initial: Weights) -> dict[str, Tree]:
         """The global model, c, and the mean of all clients' h_i; None stands for zeros."""
@@ -51,7 +41,7 @@ class FedDC(FedAvg):
     def down(self, server: Server) -> Weights:
         """The server's c."""
         weights = server.state.weights
-        return server.state.control or zeros_like(trainable(server.model(weights), weights))
+        return server.state.control or zeros_like(server.parameters(weights))
 
     def penalty(self, start: Start) -> Penalty:
         """alpha/2 ||w - (w_t - h_i)||^2 + <w, c - c_i>, beside F_i(w) (the three terms of the local objective)."""
@@ -79,7 +69,7 @@ class FedDC(FedAvg):
 
     def combine(self, server: Server, weights: Weights, mean: Weights, replies: Sequence[Any]) -> Weights:
         """Mean over S of w_i, and the mean over all N of h_i, which grows by |S|/N mean(D_i); buffers are averaged."""
-        parameters = trainable(server.model(weights), weights)
+        parameters = server.parameters(weights)
         before, share = server.state.drift or zeros_like(parameters), len(replies) / server.clients
         drift = {name: before[name] + share * (mean[name] - w) for name, w in parameters.items()}
         server.state.drift = drift

@@ -9,7 +9,6 @@ from pydantic import Field
 
 from fedfill.algorithms import Start
 from fedfill.algorithms.fedavg import FedAvg
-from fedfill.models.views import trainable
 from fedfill.protocol.server import Server
 from fedfill.training.fit import Penalty
 from fedfill.tree import Tree, Weights, zeros_like
@@ -53,7 +52,7 @@ class FedDyn(FedAvg):
 
     def combine(self, server: Server, weights: Weights, mean: Weights, replies: Sequence[Any]) -> Weights:
         """H - alpha/N sum (w_i - w_t), and mean(w_i) - h/alpha; buffers are averaged."""
-        parameters = trainable(server.model(weights), weights)
+        parameters = server.parameters(weights)
         share, alpha = len(replies) / server.clients, self.dyn_alpha
         before = server.state.h or zeros_like(parameters)
         h = {name: before[name] - alpha * share * (mean[name] - w) for name, w in parameters.items()}

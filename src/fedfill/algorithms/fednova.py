@@ -7,7 +7,6 @@ from typing import Any
 
 from fedfill.algorithms import Start
 from fedfill.algorithms.fedavg import FedAvg
-from fedfill.models.views import trainable
 from fedfill.protocol.server import Server
 from fedfill.tree import Weights
 
@@ -34,7 +33,7 @@ class FedNova(FedAvg):
         """w_t - tau_eff sum p_i d_i with tau_eff = sum p_i |a_i| (equation 9); buffers are averaged."""
         p = [reply.samples if self.by else 1 for reply in replies]
         tau = sum(share * reply.scale for share, reply in zip(p, replies, strict=True)) / sum(p)
-        moved = trainable(server.model(weights), weights)
+        moved = server.parameters(weights)
         return {**mean, **{name: before - tau * mean[name] for name, before in moved.items()}}
 
 

@@ -14,7 +14,6 @@ from pydantic import Field
 from torch import Tensor
 
 from fedfill.algorithms.fedavg import FedAvg
-from fedfill.models.views import trainable
 from fedfill.protocol.server import Server
 from fedfill.tree import Tree, Weights, zeros_like
 
@@ -39,7 +38,7 @@ class FedAvgM(FedAvg):
 
     def combine(self, server: Server, weights: Weights, mean: Weights, replies: Sequence[Any]) -> Weights:
         """M <- beta1 m + D with D = mean(w_i) - w_t, and w_t + eta m; buffers are averaged."""
-        parameters = trainable(server.model(weights), weights)
+        parameters = server.parameters(weights)
         before = server.state.moment or zeros_like(parameters)
         moved = {name: mean[name] - w for name, w in parameters.items()}
         m = {name: self.beta1 * before[name] + d for name, d in moved.items()}
@@ -76,7 +75,7 @@ class Adaptive(FedAvg):
 
     def combine(self, server: Server, weights: Weights, mean: Weights, replies: Sequence[Any]) -> Weights:
         """M <- beta1 m + (1 - beta1) D, v by the rule, and w_t + eta m / (sqrt(v) + tau); buffers are averaged."""
-        parameters = trainable(server.model(weights), weights)
+        parameters = server.parameters(weights)
         m = server.state.moment or zeros_like(parameters)
         v = server.state.squares or {name: torch.full_like(w, self.tau**2) for name, w in parameters.items()}
         moved = {name: mean[name] - w for name, w in parameters.items()}

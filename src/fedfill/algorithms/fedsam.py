@@ -13,14 +13,13 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from fedfill.algorithms import Composable, Start
+from fedfill.algorithms import Start
+from fedfill.algorithms._plain_steps import PlainSteps
 from fedfill.algorithms.fedavg import FedAvg
 from fedfill.data.samples import Batch
-from fedfill.models.views import trainable
 from fedfill.protocol.server import Server
 from fedfill.training.fit import Context, Loss, Penalty
 from fedfill.training.functional import gradient, loss_at
-from fedfill.training.optimizers import OptimizerName
 from fedfill.tree import Tree, Weights, zeros_like
 
 
@@ -72,7 +71,7 @@ class FedSAM(FedAvg):
         return {name: share * sizes[name] * step for name, step in scaled.items()}
 
 
-class MoFedSAM(FedSAM):
+class MoFedSAM(PlainSteps, FedSAM):
     """FedSAM whose clients step along a mix of their own gradient and of the cohort's last direction (Qu et al., algorithm 2).
 
     Use it in the place of fedsam when few of many clients take part in a round; without rho it is FedCM.
@@ -81,6 +80,7 @@ class MoFedSAM(FedSAM):
     name = "mofedsam"
     numbers = True
     scales = True
+    read_off = "direction is"
     unfair = (
         "the cohort's direction is read off plain gradient steps; give the others optimizer=sgd and its learning_rate"
     )
@@ -88,17 +88,10 @@ class MoFedSAM(FedSAM):
     own_share: float = Field(default=0.1, gt=0, le=1)
     """Share of the own gradient in a step (beta); 1: FedSAM."""
 
-    optimizer: OptimizerName = "sgd"
-    """Of the local training: sgd, since the direction is read off its steps."""
     learning_rate: float = Field(default=0.05, gt=0, allow_inf_nan=False)
     """Step size of the local training."""
     weighting: Literal["uniform"] = "uniform"
     """Weights of the average: the direction is of the plain mean."""
-
-    def check_compatible(self, whole: Composable) -> None:
-        """The cohort's direction is read off plain gradient steps."""
-        super().check_compatible(whole)
-        self.require_plain_steps(whole, "whose direction is")
 
     def server_state(self, initial: Weights) -> dict[str, Tree]:
         """The global model, and M; None stands for zeros."""
@@ -107,7 +100,7 @@ class MoFedSAM(FedSAM):
     def down(self, server: Server) -> Weights:
         """The cohort's last direction M."""
         weights = server.state.weights
-        return server.state.direction or zeros_like(trainable(server.model(weights), weights))
+        return server.state.direction or zeros_like(server.parameters(weights))
 
     def objective(self, start: Start, loss: Loss) -> Loss:
         """Beta F(w + e): its gradient is the own part of v = beta g + (1 - beta) M."""
@@ -126,7 +119,7 @@ class MoFedSAM(FedSAM):
         """The mean, and M <- -mean(D_i) / (K lr) with K the mean of the K_i; where nobody made a step, M stays."""
         steps = sum(reply.scale for reply in replies) / len(replies)
         moved = steps * self.training(server.round).learning_rate
-        parameters = trainable(server.model(weights), weights)
+        parameters = server.parameters(weights)
         if moved:
             server.state.direction = {name: (w - mean[name]) / moved for name, w in parameters.items()}
         return mean

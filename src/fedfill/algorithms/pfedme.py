@@ -14,7 +14,6 @@ from fedfill.algorithms import Broadcast, Composable, Start, Update
 from fedfill.algorithms._keeping import KeepsItsOwn
 from fedfill.data.samples import Batch
 from fedfill.errors import FedfillError
-from fedfill.models.views import trainable
 from fedfill.protocol.client import Client, client_handler
 from fedfill.protocol.server import Server
 from fedfill.training.fit import Context, Loss, Penalty
@@ -79,7 +78,7 @@ class PFedMe(KeepsItsOwn):
         """(1 - beta) w_t + beta mean(w_i); buffers are averaged."""
         if self.server_mix == 1:
             return mean
-        moved = trainable(server.model(weights), weights)
+        moved = server.parameters(weights)
         return {**mean, **{name: w + self.server_mix * (mean[name] - w) for name, w in moved.items()}}
 
     @client_handler

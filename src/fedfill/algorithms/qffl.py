@@ -67,5 +67,5 @@ class QFFL(FedAvg):
     def combine(self, server: Server, weights: Weights, mean: Weights, replies: Sequence[Any]) -> Weights:
         """w_t - sum Delta_i / sum h_i (line 9); buffers are averaged."""
         h = sum(reply.scale for reply in replies) / len(replies)
-        moved = trainable(server.model(weights), weights)
+        moved = server.parameters(weights)
         return {**mean, **{name: before - mean[name] / h for name, before in moved.items()}}

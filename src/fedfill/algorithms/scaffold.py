@@ -4,19 +4,15 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from pydantic import Field
-
 from fedfill.algorithms import Composable, Start
-from fedfill.algorithms.fedavg import FedAvg
+from fedfill.algorithms._plain_steps import PlainSteps
 from fedfill.errors import FedfillError
-from fedfill.models.views import trainable
 from fedfill.protocol.server import Server
 from fedfill.training.fit import Penalty
-from fedfill.training.optimizers import OptimizerName
 from fedfill.tree import Tree, Weights, zeros_like
 
 
-class Scaffold(FedAvg):
+class Scaffold(PlainSteps):
     """FedAvg whose local gradients are corrected by control variates (algorithm 1, option II).
 
     Use it when clients' data differ, most take part often, and plain SGD with a small learning rate will do.
@@ -25,18 +21,15 @@ class Scaffold(FedAvg):
     name = "scaffold"
     numbers = True
     paper: ClassVar = {"": {"learning_rate": 0.05}}
+    read_off = "control variates are"
     unfair = "control variates are read off plain gradient steps; give the others optimizer=sgd and its learning_rate"
 
-    optimizer: OptimizerName = "sgd"
-    """Of the local training: sgd, since the control variates are read off its steps."""
-    learning_rate: float = Field(default=0.02, gt=0, allow_inf_nan=False)
-    """Step size of the local training."""
     weighting: Literal["samples", "uniform"] = "uniform"
     """Weights of the average: all equal, as in the paper, or each client's number of samples."""
 
     def check_compatible(self, whole: Composable) -> None:
         """Control variates are read off plain gradient steps, and their mean belongs to the mean of the models."""
-        self.require_plain_steps(whole, "whose control variates are")
+        super().check_compatible(whole)
         if (aggregation := whole.aggregation_of).aggregates:
             raise FedfillError(
                 f"aggregation: found {aggregation.name} with scaffold, whose control variates assume the plain mean of the "
@@ -54,7 +47,7 @@ class Scaffold(FedAvg):
     def down(self, server: Server) -> Weights:
         """The server's c."""
         weights = server.state.weights
-        return server.state.control or zeros_like(trainable(server.model(weights), weights))
+        return server.state.control or zeros_like(server.parameters(weights))
 
     def penalty(self, start: Start) -> Penalty:
         """A term whose gradient is c - c_i: the step becomes w - lr (g - c_i + c) (algorithm 1, line 10)."""

@@ -21,7 +21,6 @@ from fedfill.algorithms._values import able
 from fedfill.algorithms.fedavg import FedAvg
 from fedfill.data.samples import Batch, Samples, draw, fits, normalise
 from fedfill.errors import FedfillError
-from fedfill.models.views import trainable
 from fedfill.privacy.releases import unbounded
 from fedfill.protocol.client import Client, client_handler
 from fedfill.protocol.messages import Message
@@ -177,7 +176,7 @@ class SemiFL(FedAvg):
     def follow(self, server: Server, mean: Weights) -> None:
         """SGD with momentum on w - mean(w_i), the clients' pseudo-gradient; buffers are averaged."""
         state = server.state
-        parameters = trainable(server.model(state.weights), state.weights)
+        parameters = server.parameters(state.weights)
         last, momentum, rate = state.velocity, self.server_momentum, self.server_learning_rate
         state.velocity = {n: w - mean[n] + (momentum * last[n] if last else 0) for n, w in parameters.items()}
         state.weights = {**mean, **{n: w - rate * state.velocity[n] for n, w in parameters.items()}}

@@ -13,6 +13,7 @@ from fedfill import tree
 from fedfill.data.samples import Samples
 from fedfill.data.schema import Schema
 from fedfill.errors import DIVERGED, ContractError, DivergedError, FedfillError
+from fedfill.models.views import trainable
 from fedfill.privacy.keyed import KeyedStream, seeded
 from fedfill.privacy.ledger import Ledger
 from fedfill.protocol.client import BoundHandler, State
@@ -188,6 +189,10 @@ class Server:
         """A model that holds `weights`, in evaluation mode, valid until the next `model` or `fit`."""
         return self._resident.load(weights).eval()
 
+    def parameters(self, weights: Weights) -> Weights:
+        """Those of the tensors that are trained: no buffers."""
+        return trainable(self._resident.model, weights)
+
     def fit(self, weights: Weights, loss: Loss, training: LocalTraining, *, data: Samples) -> Fitted:
         """Training at the server, on data that it holds: synthetic images, say.
 
@@ -219,10 +224,7 @@ class Server:
         self.notes.update(tree.finite_or_none(figures))
 
     def call(
-        self,
-        cohort: Sequence[int],
-        handler: BoundHandler,
-        messages: Message | Mapping[int, Message],
+        self, cohort: Sequence[int], handler: BoundHandler, messages: Message | Mapping[int, Message]
     ) -> dict[int, Any]:
         """Send messages to clients, run a handler on each, and collect the replies.
 

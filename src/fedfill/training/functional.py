@@ -6,11 +6,16 @@ from typing import cast
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
+from torch.func import functional_call, grad, vmap
+from torch.nn import functional
 
-from fedfill.data.samples import Batch
+from fedfill.data.samples import Batch, Samples, normalise
+from fedfill.models.views import first_names
 from fedfill.training.fit import Context, Loss
-from fedfill.tree import Weights
+from fedfill.tree import Weights, zeros_like
+
+GRADIENTS = 1 << 24
+"""Numbers of all samples' own gradients that are held at once."""
 
 
 class Program(nn.Module):
@@ -78,3 +83,30 @@ def gradient(
     found = torch.autograd.grad(here, list(own.values()), allow_unused=True, create_graph=create_graph)
     context.generator.set_state(draws)
     return {name: g for name, g in zip(own, found, strict=True) if g is not None}
+
+
+def fisher_information(model: nn.Module, parameters: Weights, samples: Samples) -> Weights:
+    """The diagonal of the empirical Fisher information: the mean square of each sample's own gradient of its log-likelihood.
+
+    Args:
+        model: In evaluation mode.
+        parameters: Its own, by name; what layers share has several names.
+        samples: ``[n, ...]``; with none of them it is 0.
+
+    Returns:
+        Of the names and shapes of the parameters.
+    """
+    first = first_names(model)
+    own = {name: w for name, w in parameters.items() if first[name] == name}
+
+    def surprise(tensors: Weights, x: Tensor, label: Tensor) -> Tensor:
+        return functional.cross_entropy(functional_call(model, tensors, (x[None],)), label[None])
+
+    each = vmap(grad(surprise), in_dims=(None, 0, 0))
+    total = zeros_like(own)
+    size = max(1, GRADIENTS // max(1, sum(w.numel() for w in own.values())))
+    for start in range(0, len(samples), size):
+        some = samples[start : start + size]
+        for name, g in each(own, normalise(some.inputs), some.labels).items():
+            total[name] += g.square().sum(0)
+    return {name: total[first[name]] / max(1, len(samples)) for name in parameters}
