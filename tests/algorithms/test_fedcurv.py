@@ -1,4 +1,4 @@
-"""FedCurv: the penalty by hand, whose they are, and where it is FedAvg."""
+"""FedCurv: the penalty by hand, whose the sums are, and where it is FedAvg."""
 
 from typing import Any
 

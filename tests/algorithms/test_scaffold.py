@@ -121,6 +121,7 @@ def test_a_comparison_says_why_its_budget_is_another_one():
         ({"optimizer": "adam"}, "optimizer", "optimizer=adam"),
         ({"momentum": 0.9}, "optimizer", "momentum=0.9"),
         ({"aggregation": "fednova"}, "aggregation", "fednova"),
+        ({"aggregation": "qffl", "weighting": "samples"}, "aggregation", "qffl"),
         ({"local": "fedprox"}, "local", "fedprox"),
     ],
 )

@@ -27,6 +27,20 @@ def test_what_a_server_writes_into_its_own_tensors_leaves_the_clients_initial_we
     assert [float(reply.value) for reply in server.call(ALL, P.first, Ask()).values()] == [1.0] * 3
 
 
+def test_parameters_are_what_is_trained_and_a_model_that_is_held_stays_as_it_is(
+    start: Start, three: Federation
+) -> None:
+    network = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3), nn.Linear(3, 1))
+    network[0].requires_grad_(False)
+    server, _ = start(P, three, network)
+    held = server.model(server.state.weights)
+    doubled = {name: 2 * tensor for name, tensor in server.state.weights.items()}
+    found = server.parameters(doubled)
+    assert set(found) == {"1.weight", "1.bias", "2.weight", "2.bias"}
+    assert all(found[name] is doubled[name] for name in found)
+    assert torch.equal(held.get_parameter("2.weight"), server.state.weights["2.weight"])
+
+
 def test_a_note_that_is_no_number_is_none_and_told(start: Start, three: Federation) -> None:
     server, _ = start(P, three)
     server.note(distance=float("nan"), lengths=[1.0, float("inf")], moved={"0": 2})

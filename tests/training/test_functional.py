@@ -31,6 +31,17 @@ def test_the_information_is_of_single_samples_whatever_the_chunks(monkeypatch: p
         for name, p in model.named_parameters():
             expected[name] += p.grad.square() / 7
     for most in (1, 1 << 24):
-        monkeypatch.setattr("fedfill.training.functional.GRADIENTS", most)
+        monkeypatch.setattr("fedfill.training.functional.GRADIENTS_AT_ONCE", most)
         found = fisher_information(model, {name: p.detach() for name, p in model.named_parameters()}, samples)
         assert all(torch.allclose(found[name], f, atol=1e-6) for name, f in expected.items())
+
+
+def test_the_information_of_a_shared_tensor_stands_under_both_names_and_without_samples_it_is_0():
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    model[1].weight = model[0].weight
+    w = model.eval().state_dict()
+    some = fisher_information(model, w, Samples(torch.randn(4, 3), torch.tensor([0, 1, 2, 0])))
+    assert torch.equal(some["0.weight"], some["1.weight"])
+    assert some["0.weight"].min() > 0
+    none = fisher_information(model, w, Samples(torch.zeros(0, 3), torch.zeros(0, dtype=torch.int64)))
+    assert {name: float(f.abs().max()) for name, f in none.items()} == dict.fromkeys(w, 0.0)

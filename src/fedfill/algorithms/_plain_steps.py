@@ -1,4 +1,4 @@
-"""Methods that read something off the steps of local training, which so have to be the learning rate times a gradient."""
+"""Methods that read something off the steps of local training: each has to be the learning rate times a gradient."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from fedfill.training.optimizers import OptimizerName
 class PlainSteps(FedAvg):
     """FedAvg trained by SGD without momentum. A subclass says in `read_off` what it reads off the steps."""
 
-    read_off: ClassVar[str]
-    """Such as ``control variates are``, for messages."""
+    read_off: ClassVar[str] = "something"
+    """What, as in "its control variates", for messages."""
 
     optimizer: OptimizerName = "sgd"
-    """Of the local training: sgd, off whose steps this method reads what it needs."""
+    """Of the local training: sgd, as each step must be the learning rate times a gradient."""
     learning_rate: float = Field(default=0.02, gt=0, allow_inf_nan=False)
     """Step size of the local training."""
 
@@ -29,6 +29,6 @@ class PlainSteps(FedAvg):
         if whole.optimizer != "sgd" or whole.momentum:
             found = f"optimizer={whole.optimizer}" + (f" and momentum={whole.momentum:g}" if whole.momentum else "")
             raise FedfillError(
-                f"optimizer: found {found} with {self.name}, whose {self.read_off} the steps divided by the learning rate; allowed: "
-                "optimizer=sgd and momentum=0"
+                f"optimizer: found {found} with {self.name}, which reads {self.read_off} off steps that are the learning rate "
+                "times a gradient; allowed: optimizer=sgd and momentum=0"
             )

@@ -21,7 +21,7 @@ class FedDC(PlainSteps):
     """
 
     name = "feddc"
-    read_off = "correction is"
+    read_off = "its correction"
     unfair = "its gradients' correction is read off plain gradient steps; give the others optimizer=sgd and its learning_rate"
 
     dc_alpha: float = Field(default=0.01, ge=0, allow_inf_nan=False)

@@ -80,7 +80,7 @@ class MoFedSAM(PlainSteps, FedSAM):
     name = "mofedsam"
     numbers = True
     scales = True
-    read_off = "direction is"
+    read_off = "the cohort's direction"
     unfair = (
         "the cohort's direction is read off plain gradient steps; give the others optimizer=sgd and its learning_rate"
     )

@@ -21,7 +21,7 @@ class Scaffold(PlainSteps):
     name = "scaffold"
     numbers = True
     paper: ClassVar = {"": {"learning_rate": 0.05}}
-    read_off = "control variates are"
+    read_off = "its control variates"
     unfair = "control variates are read off plain gradient steps; give the others optimizer=sgd and its learning_rate"
 
     weighting: Literal["samples", "uniform"] = "uniform"
@@ -29,12 +29,12 @@ class Scaffold(PlainSteps):
 
     def check_compatible(self, whole: Composable) -> None:
         """Control variates are read off plain gradient steps, and their mean belongs to the mean of the models."""
-        super().check_compatible(whole)
         if (aggregation := whole.aggregation_of).aggregates:
             raise FedfillError(
                 f"aggregation: found {aggregation.name} with scaffold, whose control variates assume the plain mean of the "
                 "local models; allowed: none"
             )
+        super().check_compatible(whole)
 
     def server_state(self, initial: Weights) -> dict[str, Tree]:
         """The global model, and c; None stands for zeros."""

@@ -190,7 +190,7 @@ class Server:
         return self._resident.load(weights).eval()
 
     def parameters(self, weights: Weights) -> Weights:
-        """Those of the tensors that are trained: no buffers."""
+        """Those of the tensors that are trained: no buffers, nothing that is frozen; of shared ones all names."""
         return trainable(self._resident.model, weights)
 
     def fit(self, weights: Weights, loss: Loss, training: LocalTraining, *, data: Samples) -> Fitted:

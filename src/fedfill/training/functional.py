@@ -1,4 +1,7 @@
-"""A loss as a function of a model's tensors: what it is, and its gradient, elsewhere than where the model stands."""
+"""A loss as a function of a model's tensors.
+
+What it is, and its gradient, elsewhere than where the model stands; and how much it says of each tensor, by the Fisher information.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from fedfill.models.views import first_names
 from fedfill.training.fit import Context, Loss
 from fedfill.tree import Weights, zeros_like
 
-GRADIENTS = 1 << 24
+GRADIENTS_AT_ONCE = 1 << 24
 """Numbers of all samples' own gradients that are held at once."""
 
 
@@ -104,7 +107,7 @@ def fisher_information(model: nn.Module, parameters: Weights, samples: Samples) 
 
     each = vmap(grad(surprise), in_dims=(None, 0, 0))
     total = zeros_like(own)
-    size = max(1, GRADIENTS // max(1, sum(w.numel() for w in own.values())))
+    size = max(1, GRADIENTS_AT_ONCE // max(1, sum(w.numel() for w in own.values())))
     for start in range(0, len(samples), size):
         some = samples[start : start + size]
         for name, g in each(own, normalise(some.inputs), some.labels).items():
