@@ -39,7 +39,7 @@ REFERENCES = (
 )
 
 NOT_TRIED: Mapping[str, str] = {
-    "feddpms, sdafl, fedzdac, fedzdas": "their synthetic data cost much; over fedavg they brought -3.5 to +4 points here, with one class per client -18.5 (feddpms) to +41 (sdafl, in equal rounds)",
+    "feddpms, sdafl, fedzdac, fedzdas": "their synthetic data cost much; over fedavg they brought -3.5 to +4 points here, with one class per client -18.5 (feddpms) to +41 (sdafl, in equal rounds, fedavg with one seed)",
     "fedmix": "all clients get exact means of everybody's records, and its default can diverge, see docs/algorithms/fedmix.md",
     "fedgauss with --extra": "synthetic images from sums beside each client's own; two commands, see docs/synthetic-data.md",
     "feddyn": "where clients can train long in a round; it beat fedavg with every seed in experiments/field, by 1 to 2 points with ccvr",
